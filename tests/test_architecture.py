@@ -29,26 +29,26 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "errors",
         "_file_trust",
         "_redact",
-        "settings",
+        "config",
         "clock",
         "_values",
         "_ids",
-        "_time_spans",
     ),
     ("policy", "classifiers", "log", "audit"),
     ("limits", "artifacts"),
     ("retries", "steps"),
-    ("config", "open_engine", "control", "workers", "messaging", "inbox", "outbox", "http", "maintenance"),
+    ("open_engine", "control", "workers", "messaging", "inbox", "outbox", "http", "maintenance"),
     (PACKAGE,),
     ("queries", "testing"),
     ("profiles", "stepfunctions"),
-    ("programs", "screen"),
+    ("programs",),
     ("cli", "demo"),
     ("__main__",),
 )
 
 #: Folders that import a folder of a higher layer, with the reason. Only these pairs may.
 UPWARD: dict[tuple[str, str], str] = {
+    ("config", "messaging"): "the setting `notify` is checked by the parser of sinks",
     ("artifacts", "steps"): "an artifact is put by an attempt and recorded by its engine",
     ("limits", "steps"): "the limits of durable calls are records of an engine",
     ("limits", "retries"): "a breaker and a budget answer to the retry loop",
@@ -60,7 +60,6 @@ UPWARD: dict[tuple[str, str], str] = {
     ("steps", "control"): "a step asks for switches and approvals before it begins",
     ("steps", "workers"): "`Step.map` and `Step.submit` hand runs to workers",
     ("steps", "maintenance"): "the engine offers backup, prune and erase as methods",
-    ("steps", "config"): "a step finds its engine in the settings",
     ("steps", "open_engine"): "a step finds its engine in the settings",
     ("log", "artifacts"): "tagged JSON carries references to artifacts",
     ("log", "steps"): "building a write needs the operations of the flow",
@@ -71,7 +70,7 @@ UPWARD: dict[tuple[str, str], str] = {
 
 #: Files that compute: values in, values out. They may import only each other; every layer may import them.
 PURE_FILES = {
-    *("oncemore._redact", "oncemore._time_spans", "oncemore._values"),
+    *("oncemore._redact", "oncemore._values"),
     *(f"oncemore.policy.{name}" for name in ("backoff", "canonical_json", "closing", "decide", "model")),
     *(
         "oncemore.policy.policy",
@@ -310,7 +309,7 @@ def test_an_upward_import_is_found(module: str, source: str) -> None:
         ("oncemore.retries.driver", "from oncemore.log.store import Store"),
         ("oncemore.limits.budget", "from oncemore.steps.engine import Engine"),
         ("oncemore.demo", "import oncemore\nimport http.server"),
-        ("oncemore.settings", "from oncemore.errors import UsageError"),
+        ("oncemore.config", "from oncemore.errors import UsageError"),
     ],
 )
 def test_a_downward_import_is_accepted(module: str, source: str) -> None:

@@ -1,10 +1,10 @@
-"""Draw the terminal pictures of the docs from a telling of the demo that really happened.
+"""Draw the terminal pictures of the docs from a recorded run of the demo.
 
-    python tools/pictures.py            draw docs/pictures/*.svg anew from docs/pictures/demo.json
-    python tools/pictures.py --record   tell the demo first (half a minute), and keep what happened there
+    python tools/pictures.py            draw docs/pictures/*.svg again from docs/pictures/demo.json
+    python tools/pictures.py --record   run the demo first (half a minute), and record its facts there
 
-What is kept are the facts that the demo itself shows, so that the pictures are drawn by the very code that
-draws the terminal, and a test can say whether they are still what a user sees.
+The recorded facts are those that the demo itself shows. The pictures are drawn by the code that draws the
+terminal, and a test checks that they are up to date.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from oncemore.cli.svg import escape_xml
-from oncemore.demo.pipeline import ending
-from oncemore.demo.pipeline.board import OrderBoard
-from oncemore.demo.pipeline.live import LiveTerminal
-from oncemore.demo.pipeline.plan import PipelinePlan, make_plan
-from oncemore.demo.pipeline.story import CALM, PipelineDemo
-from oncemore.demo.pipeline.tally import EffectCount, EffectTotals, count_effects
+from oncemore.demo.effect_counts import EffectCount, EffectTotals, count_effects
+from oncemore.demo.pipeline import pipeline_summary as summary
+from oncemore.demo.pipeline.order_plan import PipelinePlan, make_plan
+from oncemore.demo.pipeline.pipeline_demo import NORMAL_PACE, PipelineDemo
+from oncemore.demo.pipeline.status_table import StatusTable
+from oncemore.demo.summary_lines import count_lines
+from oncemore.demo.terminal import LiveTerminal
 from oncemore.policy import files
 
 if TYPE_CHECKING:
-    from oncemore.demo.pipeline.board import Line
+    from oncemore.demo.terminal import Line
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "pictures"
 KEPT = "demo.json"
 SEED = "7"
 COLUMNS = 80
-#: Of one character, in pixels; and the frame around all of them.
+#: Width and height of a character, margin, and height of the title bar, in pixels.
 WIDE, HIGH, EDGE, BAR = 8.4, 19, 16, 30
-#: Which of the kills the live picture shows: the one between the table's commit and our record.
+#: The kill in the live picture: the one between the table's commit and our record.
 KILL = 2
 
 STYLE: Final = """
@@ -54,13 +55,13 @@ text { font: 14px ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; 
 def picture(title: str, lines: list[Line]) -> str:
     """Return a terminal with these lines as one SVG file that needs nothing else."""
     width, height = 2 * EDGE + COLUMNS * WIDE, BAR + 2 * EDGE + len(lines) * HIGH
-    told = "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
+    text = "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height}" width="{width:g}" '
             f'height="{height}" role="img" aria-labelledby="title desc">',
             f'<title id="title">{escape_xml(title)}</title>',
-            f'<desc id="desc">{escape_xml(told)}</desc>',
+            f'<desc id="desc">{escape_xml(text)}</desc>',
             f"<style>{STYLE}</style>",
             f'<rect class="paper" x=".5" y=".5" width="{width - 1:g}" height="{height - 1}" rx="8"/>',
             f'<path class="bar" d="M1 {BAR}V9a8 8 0 0 1 8-8h{width - 18:g}a8 8 0 0 1 8 8v{BAR - 9}z"/>',
@@ -73,7 +74,7 @@ def picture(title: str, lines: list[Line]) -> str:
 
 
 def _line(line: Line, y: int) -> str:
-    """Return one line; every part has its place and its length, whatever font there is."""
+    """Return one line; every part has its position and length, so that the font does not matter."""
     parts, column = [], 0
     for text, tint in line:
         said, start = text.strip(), column + len(text) - len(text.lstrip())
@@ -88,42 +89,42 @@ def _line(line: Line, y: int) -> str:
 
 
 def live(kept: dict[str, Any]) -> list[Line]:
-    """Return the view right after a kill, as it was."""
+    """Return the live view right after a kill."""
     plan = make_plan(kept["seed"], kept["pace"])
-    board, killed = OrderBoard(order for order, _ in plan.orders), 0
+    table, killed = StatusTable(order for order, _ in plan.orders), 0
     for fact in kept["facts"]:
-        board.add_fact(fact)
-        killed += fact["who"] == "stage" and fact["what"] == "kill"
+        table.add_fact(fact)
+        killed += fact.get("event") == "kill"
         if killed == KILL:
-            return board.frame_lines(COLUMNS, fact["t"] + 0.4)
-    raise SystemExit(f"{KEPT} has no kill number {KILL}: record it anew")
+            return table.frame_lines(COLUMNS, fact["t"] + 0.4)
+    raise SystemExit(f"{KEPT} has no kill number {KILL}: record it again")
 
 
 def end(kept: dict[str, Any]) -> list[Line]:
-    """Return what is said when all is over."""
+    """Return the summary."""
     plan = make_plan(kept["seed"], kept["pace"])
-    board = OrderBoard(order for order, _ in plan.orders)
+    table = StatusTable(order for order, _ in plan.orders)
     for fact in kept["facts"]:
-        board.add_fact(fact)
-    found = EffectTotals(tuple(EffectCount(*count) for count in kept["counts"]), kept["early"])
-    lines, same = ending.explain_decision(kept["proved"], policy_of(plan), COLUMNS)
+        table.add_fact(fact)
+    totals = EffectTotals(tuple(EffectCount(*count) for count in kept["counts"]), kept["early"])
+    lines, same = summary.explain_decision(kept["proved"], policy_of(plan), COLUMNS)
     if not same:
-        raise SystemExit(f"the decision in {KEPT} comes out otherwise today: record it anew")
+        raise SystemExit(f"the decision in {KEPT} is computed differently today: record it again")
     return [
-        *board.table_lines(COLUMNS, kept["facts"][-1]["t"]),
+        *table.table_lines(COLUMNS, kept["facts"][-1]["t"]),
         [],
-        *ending.legend_lines(COLUMNS),
+        *summary.legend_lines(COLUMNS),
         [],
-        *ending.count_lines(found, COLUMNS),
+        *count_lines(totals.counts, COLUMNS),
         [],
-        *ending.summary_lines(found, plan, board, COLUMNS),
+        *summary.verdict_lines(totals, plan, table, COLUMNS),
         [],
         *lines,
     ]
 
 
 def policy_of(plan: PipelinePlan) -> Any:
-    """Return the policy that a telling waits by."""
+    """Return the policy of a plan."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "demo.yaml")
         path.write_text(plan.policy_yaml(), encoding="utf-8")
@@ -131,7 +132,7 @@ def policy_of(plan: PipelinePlan) -> Any:
 
 
 def kept() -> dict[str, Any]:
-    """Return what happened in the telling that the pictures are of."""
+    """Return the recorded facts."""
     return dict(json.loads((FOLDER / KEPT).read_text(encoding="utf-8")))
 
 
@@ -139,32 +140,32 @@ def pictures(kept: dict[str, Any]) -> dict[str, str]:
     """Return all pictures by their file names."""
     return {
         "demo-live.svg": picture("oncemore demo: right after kill -9", live(kept)),
-        "demo-end.svg": picture("oncemore demo: what really happened", end(kept)),
+        "demo-end.svg": picture("oncemore demo: the summary", end(kept)),
     }
 
 
 def record() -> dict[str, Any]:
-    """Tell the demo, and return what happened."""
-    plan = make_plan(SEED, CALM)
+    """Run the demo and return its facts."""
+    plan = make_plan(SEED, NORMAL_PACE)
     with tempfile.TemporaryDirectory() as folder:
-        story = PipelineDemo(plan, Path(folder), LiveTerminal(io.StringIO(), 0, plain=True))
-        proofs, ended = story.play_demo()
-        found = count_effects(Path(folder), plan.expected_orders)
-    proved = ending.choose_decision(proofs)
-    if not ended or not found.is_exact or proved is None:
-        raise SystemExit(f"that telling went wrong: {found}")
+        demo = PipelineDemo(plan, Path(folder), LiveTerminal(io.StringIO(), plain=True))
+        proofs, has_finished = demo.run_pipeline()
+        totals = count_effects(Path(folder), plan.expected_orders)
+    proved = summary.choose_decision(proofs)
+    if not has_finished or not totals.is_exact or proved is None:
+        raise SystemExit(f"that run went wrong: {totals}")
     return {
-        "seed": plan.seed, "pace": plan.pace, "facts": story.facts, "proved": proved,
-        "counts": found.counts, "early": found.early,
+        "seed": plan.seed, "pace": plan.pace, "facts": demo.facts, "proved": proved,
+        "counts": totals.counts, "early": totals.early,
     }  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:
-    """Record if asked to, and draw."""
+    """Record if asked, and draw."""
     FOLDER.mkdir(exist_ok=True)
     if arguments == ["--record"]:
-        told = json.dumps(record(), separators=(",", ":")).replace('},{"t"', '},\n{"t"')
-        (FOLDER / KEPT).write_text(told + "\n", encoding="utf-8")
+        text = json.dumps(record(), separators=(",", ":")).replace('},{"t"', '},\n{"t"')
+        (FOLDER / KEPT).write_text(text + "\n", encoding="utf-8")
     elif arguments:
         raise SystemExit(__doc__)
     for name, drawn in pictures(kept()).items():

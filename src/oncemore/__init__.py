@@ -1,13 +1,14 @@
 """Try it once more. Apply it once.
 
-The front door: names only. What they stand for loads at first use, so that `import oncemore` costs
-next to nothing and brings no third-party module.
+This module has the public names. Their modules load at first use, so that `import oncemore` costs almost
+nothing and loads no third-party module.
 """
 
 import sys
 
 if getattr(sys, "argv", None) and sys.argv[0].endswith(("-m", "oncemore", "kfm-replay")):
-    # The program, not a library: from here on it ends quietly on SIGINT and SIGTERM.
+    # The command line, not a library: from here on it exits on SIGINT and SIGTERM without a traceback.
+    # Signals are blocked until its handlers are installed, so that none is handled by Python's own.
     import _signal  # type: ignore[import-not-found]
 
     _mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, (2, 15))
@@ -87,7 +88,8 @@ if TYPE_CHECKING:
     from oncemore.workers.job_run import JobRun
     from oncemore.workers.service import Worker
 
-_HOMES = {
+# The same names as strings: the imports above are only for the type checker.
+_NAMES_BY_MODULE = {
     "oncemore.artifacts.artifact": "Artifact",
     "oncemore.classifiers.classify": "classify",
     "oncemore.classifiers.custom": "classifier",
@@ -119,7 +121,7 @@ _HOMES = {
     "oncemore.workers.job_run": "JobRun",
     "oncemore.workers.service": "Worker",
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
+_MODULE_OF_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 
 __all__ = [
     "AbandonedCall",
@@ -199,12 +201,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
+    if name not in _MODULE_OF_NAME:
         raise AttributeError(f"module 'oncemore' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value
+    value = getattr(import_module(_MODULE_OF_NAME[name]), name)
+    globals()[name] = value  # so that the next access does not come here
     return value
 
 

@@ -1,4 +1,4 @@
-"""Whether a file is under the control of the user who runs the program.
+"""Checks that a settings file is under the control of the user that runs the program.
 
 Settings start programs and name modules that are imported. A file that another user can write, replace or
 create must therefore not be read as settings. A file is trusted if
@@ -7,8 +7,8 @@ create must therefore not be read as settings. A file is trusted if
     no other user can write to the file, and
     no other user can write to a folder above it, unless the folder has the sticky bit (as /tmp has)
 
-In a user namespace, which sandboxes and some containers have, root of the host has no number of its own: the
-kernel shows its folders as those of one number for all who are outside. Folders of that number are trusted
+In a user namespace, as sandboxes and some containers have, root of the host has no user id of its own: the
+kernel shows one overflow id for all users outside of the namespace. Folders with that owner are trusted
 there, files are not.
 
 A group may write if it is the owner's private group: it has the owner's name, is the owner's primary group
@@ -24,16 +24,17 @@ from pathlib import Path
 
 #: A settings file is a page of text; a larger one is not read.
 MAX_BYTES = 1024 * 1024
-#: Where Linux says which user ids a user namespace has, and which one stands for all others.
+#: Linux's list of the user ids in a user namespace, and the id that stands for all users outside of it.
 UID_MAP, OVERFLOW_UID = Path("/proc/self/uid_map"), Path("/proc/sys/kernel/overflowuid")
 _NO_BLOCKING = os.O_NONBLOCK if hasattr(os, "O_NONBLOCK") else 0
 
 
 def read_file(path: Path) -> tuple[bytes, str]:
-    """Return the content of a file and why it is not trusted; the reason is empty for a trusted file.
+    """Return the content of a file and the reason not to trust it, which is empty for a trusted file.
 
     Both come from one open file, so that the file cannot be exchanged between the check and the read.
     """
+    # Without O_NONBLOCK, opening a named pipe would wait for its writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | _NO_BLOCKING)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
@@ -47,9 +48,11 @@ def read_file(path: Path) -> tuple[bytes, str]:
 
 def _find_fault(path: Path, status: os.stat_result) -> str:
     """Return the first reason not to trust a file; a symbolic link and its target both count."""
+    # Windows: there are no owners to compare.
     if not hasattr(os, "geteuid"):
         return ""
     fault = _check_entry(path, status)
+    # A link is as trustworthy as its weaker end: each could be replaced.
     target = path.resolve()
     folders = [*target.parents, *(path.absolute().parents if path.is_symlink() else ())]
     if not fault and path.is_symlink():
@@ -63,11 +66,12 @@ def _find_fault(path: Path, status: os.stat_result) -> str:
 
 
 def _check_entry(path: Path, status: os.stat_result) -> str:
-    """Return why a file or folder is under the control of another user, or an empty text."""
+    """Return the reason if another user controls a file or folder, else an empty text."""
     mode, is_folder = stat.S_IMODE(status.st_mode), stat.S_ISDIR(status.st_mode)
     facts = f"{path} (owner {_name_user(status.st_uid)}, mode {mode:04o})"
     if not _is_own(status.st_uid) and not (is_folder and _is_outside(status.st_uid)):
         return f"{facts} belongs to another user"
+    # In a sticky folder other users cannot rename or delete a file of ours.
     if is_folder and mode & stat.S_ISVTX:
         return ""
     if mode & stat.S_IWOTH:
@@ -82,8 +86,9 @@ def _is_own(uid: int) -> bool:
 
 
 def _is_outside(uid: int) -> bool:
-    """Whether a number stands for all users outside of the user namespace that this process is in."""
+    """Return whether a user id is the overflow id of the user namespace of this process."""
     try:
+        # A map of the whole range is that of the host: there the overflow id is a user as any other.
         mapped, overflow = UID_MAP.read_text().split(), OVERFLOW_UID.read_text()
         return uid == int(overflow) and mapped != ["0", "0", "4294967295"]
     except (OSError, ValueError):
@@ -91,7 +96,7 @@ def _is_outside(uid: int) -> bool:
 
 
 def _is_private_group(uid: int, gid: int) -> bool:
-    """Whether a group is the private group of a user: same name, primary group, no other member."""
+    """Return whether a group is the private group of a user: same name, primary group, no other member."""
     import grp
     import pwd
 

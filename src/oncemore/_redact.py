@@ -1,21 +1,21 @@
-"""Makes a text fit to be written down: secrets masked, controls gone, length bounded.
+"""Redaction: masks secrets in a text, removes control characters, bounds the length.
 
-All texts that leave the program go through this module: messages of errors (`masked`, `message_of`),
-addresses (`hide_credentials`), values in messages about options (`describe_value`), header fields
-(`mask_headers`), lines for terminals (`show_controls`) and for logs (`clean`).
+All texts that leave the program go through this module: messages of errors (`masked_message`), addresses
+(`hide_credentials`), values in messages about options (`describe_value`), header fields (`mask_headers`),
+lines for terminals (`show_controls`) and for logs (`clean_text`).
 
-Texts of exceptions are written by strangers. They hold connection strings and headers, they forge log
-lines with line breaks, they colour terminals with escape sequences, and some cannot be read at all.
-The order matters:
+Exception texts are untrusted input. They contain connection strings and headers, forge log lines with line
+breaks, colour terminals with escape sequences, and some cannot be read at all. `mask_text` works in this
+order:
 
-    1. cut to what can matter at all, at a white space, so that no half of a secret is left over
-    2. remove controls, so that nothing hides a secret from the patterns
-    3. mask what looks like a secret, by shape (`RULES`, in this order) and by the name before it
+    1. cut a very long text, at a space, so that no half of a secret is left over
+    2. remove control characters, which could hide a secret from the patterns
+    3. mask secrets, by shape (`MASK_RULES`, in this order) and by the name before them
     4. cut to the limit, now that no secret can be cut in half
 
 Every pattern begins at a fixed word or at the beginning of a run, and every repetition is bounded or
-possessive, so that a hostile text costs milliseconds and not minutes. What a pattern cannot know (a
-password in the middle of a sentence) it cannot mask: masking is the last net, not the first.
+possessive, so that a hostile text costs milliseconds and not minutes. A password in the middle of a sentence
+has no shape, and is not masked: masking is the last line of defence, not the first.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ if TYPE_CHECKING:
     from typing import Final
 
 MASK: Final = "***"
-#: The longest text that is written, and the longest that is looked at.
+#: Lengths of the longest text that is written, and of the longest that is searched for secrets.
 MAX_LENGTH: Final = 500
 MAX_CHARACTERS: Final = 8_000
-#: How deep and how wide a context may be; beyond stands a mask.
+#: Depth and width of a context; beyond them only a class name or nothing is shown.
 MAX_DEPTH: Final = 8
 MAX_WIDTH: Final = 100
 
-#: Names that stand before a secret; a longer name may end or begin with one (DB_PASSWORD, password_hash).
+#: Names before a secret; a longer name may end or begin with one (DB_PASSWORD, password_hash).
 _NAMES = (
     r"pass(?:word|wd|phrase|code)|(?<![a-z])pass(?![a-z])|pwd|secret|token(?!s)|api[-_ ]?key|access[-_ ]?key|"
     r"private[-_ ]?key|signing[-_ ]?key|account[-_ ]?key|authori[sz]ation|credential|session[-_ ]?(?:id|key)|"
     r"signature|(?<![a-z])(?:jwt|otp|sas)(?![a-z])"
 )
-#: Names of query parameters and header fields that hold a secret, besides those: a short word is enough.
+#: More names, only for query parameters and header fields: as words of a sentence they would mask too much.
 _SHORT_NAMES = r"auth(?!ors?(?![a-z]))|cookie|session|csrf|xsrf|(?<![a-z])(?:keys?|sig|sid)(?![a-z])|\Acode\Z"
-#: Header fields that messages are read by; they are kept as they are.
+#: Header fields that a receiver needs; they are not masked.
 _READ_FIELDS = (
     r"content-(?:type|length)|idempotency-key|nats-msg-id|oncemore-[a-z]+|ce-(?:id|source|correlationid)|"
     r"(?:x-)?correlation[-_]?id"
 )
-#: A value after its name: quoted, in brackets, or up to what ends a word in messages and URLs.
+#: A value after its name: quoted, in brackets, or up to the end of a word in messages and URLs.
 _VALUE = (
     r"""(?:"(?:[^"\\]|\\.)*+"?|'(?:[^'\\]|\\.)*+'?|\\{1,8}["'][^"'\\]*+(?:\\{1,8}["'])?|"""
     r"""[\[({][^\])}]*+[\])}]?|[^\s,;&"')\]}>]++)"""
@@ -58,7 +58,7 @@ _IS = r"""["']?\s{0,3}(?:=>|[=:])\s{0,3}"""
 _SCHEME = r"(?:basic|bearer|digest|negotiate|token|apikey|aws4-hmac-sha256)\s{1,3}"
 _PARAMETER = r"""[\w-]{1,40}=(?:"[^"]{0,500}"|[^\s,"']{1,500}+)"""
 
-#: Patterns and what takes their place, in the order in which they are applied.
+#: Patterns and their replacements, in the order in which they are applied.
 MASK_RULES: Final = (
     # A private key in text form, also one that was cut off.
     (r"-----BEGIN [A-Z ]{0,30}KEY-----.*?(?:-----END [A-Z ]{0,30}KEY-----|\Z)", MASK),
@@ -75,7 +75,7 @@ MASK_RULES: Final = (
     (rf"((?:{_NAMES})[\w.-]{{0,40}}{_IS}(?:{_SCHEME})?){_VALUE}", rf"\1{MASK}"),
     # --password value, as command lines have it.
     (rf"((?<![\w-])--?[\w-]{{0,30}}?(?:{_NAMES})[\w-]{{0,10}}\s{{1,3}}){_VALUE}", rf"\1{MASK}"),
-    # What a query calls only key, sig, auth, code.
+    # Short names in a query: key, sig, auth, code.
     (r"([?&](?:key|sig|auth|code|x-amz-[\w-]{1,40})=)[^\s&#\"'<>]++", rf"\1{MASK}"),
     (r"\b(bearer|basic)\s{1,3}[\w.~+/=-]{8,}+", rf"\1 {MASK}"),
     # Known shapes: JSON web tokens, AWS key ids, GitHub, GitLab, Slack, Google, Stripe, OpenAI and alike.
@@ -83,7 +83,7 @@ MASK_RULES: Final = (
     (r"(?<![A-Z0-9])(?:AKIA|ASIA|AGPA|AIDA|AROA|ANPA)[A-Z0-9]{12,}+", MASK),
     (r"(?<![\w-])(?:gh[pousr]_|github_pat_|glpat-|xox[a-z]-|xapp-|AIza|npm_|hf_|shp\w{2}_)[\w-]{10,}+", MASK),
     (r"(?<![\w-])(?:sk|pk|rk|whsec)[-_][\w-]{16,}+", MASK),
-    # Where something is: a pair of numbers with three decimals or more (about a hundred metres).
+    # Coordinates: a pair of numbers with three decimals or more (about a hundred metres).
     (r"(?<![\d.])-?\d{1,3}\.\d{3,}+\s{0,2}[,;/ ]\s{0,2}-?\d{1,3}\.\d{3,}+(?![\d.])", f"({MASK}, {MASK})"),
     (r"\b(lat(?:itude)?|lon(?:gitude)?|lng)([\"']?\s{0,3}[=:]\s{0,3}[\"']?)-?\d{1,3}\.\d++", rf"\1\2{MASK}"),
 )  # fmt: skip
@@ -98,7 +98,7 @@ _USERINFO = r"(?<=://)([^\s/?#@:]*+)(?::?[^\s/?#]*@|:(?!\d{1,5}(?:[/?#,]|$))\S*@
 
 _ESCAPES = r"\x1b(?:\[[0-?]{0,40}[ -/]{0,5}[@-~]|\][^\x07\x1b]{0,200}+(?:\x07|\x1b\\)|[@-Z\\-_])"
 _BREAKS = "[\t\n\x0b\x0c\r\x1c-\x1e\x85\u2028\u2029]+"
-#: Controls, marks that turn the direction of writing, characters of no width; and halves of characters.
+#: Control characters, direction marks, zero-width characters; surrogates are separate.
 _CONTROL_ESCAPES = (
     "\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\U000e0000-\U000e007f"
@@ -107,8 +107,8 @@ _SURROGATES = "[\ud800-\udfff]"
 
 
 def mask_text(text: str, limit: int = MAX_LENGTH) -> str:
-    """Return the text without secrets and controls, on one line, of `limit` characters at most."""
-    text = str.__str__(text)  # a subclass could do anything when it is sliced
+    """Return the text without secrets and control characters, on one line, of at most `limit` characters."""
+    text = str.__str__(text)  # a subclass of str could run any code when it is sliced
     if len(text) > MAX_CHARACTERS:
         text = text[:MAX_CHARACTERS].rpartition(" ")[0] + " …"
     text = clean_text(text, MAX_CHARACTERS)
@@ -118,7 +118,7 @@ def mask_text(text: str, limit: int = MAX_LENGTH) -> str:
 
 
 def clean_text(text: str, limit: int = MAX_LENGTH) -> str:
-    """Return the text on one line without controls, of `limit` characters at most; masks nothing."""
+    """Return the text on one line without control characters, of at most `limit` characters; unmasked."""
     text = str.__str__(text)[: 2 * MAX_CHARACTERS]
     for pattern, to in ((_ESCAPES, ""), (_BREAKS, " "), (f"[{_CONTROL_ESCAPES}]+", ""), (_SURROGATES, "�")):
         text = _compiled(pattern).sub(to, text)
@@ -126,7 +126,7 @@ def clean_text(text: str, limit: int = MAX_LENGTH) -> str:
 
 
 def show_controls(text: str) -> str:
-    """Return a text in which every character that could steer a terminal is shown as an escape."""
+    """Return the text with every character that could control a terminal written as an escape."""
     return _compiled(f"[{_CONTROL_ESCAPES}\ud800-\udfff]").sub(_escape_sign, text)
 
 
@@ -136,9 +136,9 @@ def _escape_sign(found: re.Match[str]) -> str:
 
 
 def hide_credentials(address: str, *, keeps_user: bool = False) -> str:
-    """Return an address without its passwords, tokens and secret parameters; masks nothing else of it.
+    """Return an address without its passwords, tokens and secret parameters.
 
-    keeps_user  whether the name before a password stays; a name without a password may be a token
+    keeps_user  keep the user name before a password; a name without a password may be a token
     """
 
     def hide_user(found: re.Match[str]) -> str:
@@ -151,20 +151,20 @@ def hide_credentials(address: str, *, keeps_user: bool = False) -> str:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a parameter or a header field of this name holds a secret; it may be quoted as in a URL."""
+    """Return whether a parameter or header field of this name holds a secret; the name may be URL-quoted."""
     plain = _compiled("%([0-9a-fA-F]{2})").sub(lambda found: chr(int(found[1], 16)), name)
     return _compiled(_SECRET_FIELDS, re.IGNORECASE).search(plain) is not None
 
 
 def describe_value(value: object, limit: int = 80) -> str:
-    """Return how a message shows a value that was given for an option: without secrets, and short."""
+    """Return the value of an option as a message shows it: without secrets, and short."""
     if isinstance(value, str):
         return repr(mask_text(hide_credentials(value[:MAX_CHARACTERS]), limit))
     return clean_text(repr(mask_context(value)), limit)
 
 
 def mask_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return header fields without secrets; those that a message is read by stay as they are."""
+    """Return header fields without secrets; fields that a receiver needs stay unchanged."""
     return {
         name: value
         if _compiled(_READ_FIELDS).fullmatch(name)
@@ -180,12 +180,12 @@ def _shorten_text(text: str, limit: int) -> str:
 
 
 def masked_message(error: BaseException | None, limit: int = MAX_LENGTH) -> str:
-    """Return what an error says of itself, fit to be written; also of one that cannot say it."""
+    """Return the redacted message of an error; an empty text for None."""
     return "" if error is None else mask_text(read_message(error), limit)
 
 
 def read_message(error: BaseException) -> str:
-    """Return the text of an error as it is, secrets included; also of an error whose `__str__` raises."""
+    """Return the message of an error unredacted; a replacement if its `__str__` raises."""
     try:
         return str.__str__(str(error))
     except KeyboardInterrupt:
@@ -195,7 +195,7 @@ def read_message(error: BaseException) -> str:
 
 
 def error_class_name(error: BaseException) -> str:
-    """Return the name of an error's class, fit to be written."""
+    """Return the name of an error's class, without control characters."""
     try:
         return clean_text(type(error).__name__, 100)
     except Exception:  # noqa: BLE001 - a metaclass can make even the name raise
@@ -203,9 +203,9 @@ def error_class_name(error: BaseException) -> str:
 
 
 def mask_context(value: object, depth_left: int = MAX_DEPTH) -> object:
-    """Return plain data with its texts masked, and with all that stands under the name of a secret.
+    """Return plain data with secrets masked: by shape in texts, by name in dictionaries.
 
-    What is not plain data is shown by the name of its class only: its text could hold anything.
+    An object of another type is replaced by the name of its class, because its text could hold anything.
     """
     if value is None or isinstance(value, (bool, int, float)):
         return value
@@ -224,7 +224,7 @@ def mask_context(value: object, depth_left: int = MAX_DEPTH) -> object:
 
 
 def log_warning(text: str) -> None:
-    """Log a warning about something that must not stop a call, on one line whatever the text holds."""
+    """Log a warning about a failure that must not stop a call; the text is cleaned to one line."""
     import logging
 
     logging.getLogger("oncemore").warning("oncemore: %s", clean_text(text, 2000))

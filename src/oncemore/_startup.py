@@ -1,8 +1,8 @@
-"""Signals while the program `oncemore` starts: it ends at once, with the signal's exit code and no traceback.
+"""Signal handlers while the command line starts: exit at once, with the signal's exit code and no traceback.
 
-`import oncemore` loads this module only when the program is started (`oncemore …`, `python -m oncemore …`).
-While it starts, nothing has begun that could be lost. `restore_signals` gives the usual handlers back;
-`oncemore exec` replaces them by its own (`programs.signals`).
+`import oncemore` loads this module only for the command line (`oncemore …`, `python -m oncemore …`). During
+the start no work has begun, so that none can be lost. `restore_signals` sets Python's handlers again;
+`oncemore exec` installs its own (`programs.signals`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from _signal import (  # type: ignore[import-not-found] # without enums: a tenth
     signal,
 )
 
-_USUAL = {SIGINT: default_int_handler, SIGTERM: SIG_DFL}
+#: The handlers that Python starts with.
+_DEFAULTS = {SIGINT: default_int_handler, SIGTERM: SIG_DFL}
 
 
 def is_program() -> bool:
@@ -30,20 +31,21 @@ def is_program() -> bool:
 
 
 def end_on_signals() -> None:
-    """End the process at the first SIGINT or SIGTERM, unless it was started with that one ignored."""
-    for number, usual in _USUAL.items():
-        if getsignal(number) is usual:
+    """Exit at the first SIGINT or SIGTERM, unless the process was started with that signal ignored."""
+    for number, default in _DEFAULTS.items():
+        if getsignal(number) is default:
             signal(number, _end)
 
 
 def restore_signals() -> None:
-    """Give SIGINT and SIGTERM the handlers that Python starts with."""
-    for number, usual in _USUAL.items():
+    """Set Python's default handlers of SIGINT and SIGTERM again."""
+    for number, default in _DEFAULTS.items():
         if getsignal(number) is _end:
-            signal(number, usual)
+            signal(number, default)
 
 
 def _end(number: int, frame: object) -> None:
+    # Without cleanup: the interpreter may be in the middle of an import.
     os._exit(128 + number)
 
 

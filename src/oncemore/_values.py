@@ -1,15 +1,15 @@
-"""Frozen records that cost almost nothing to import.
+"""Frozen values that cost almost nothing to import.
 
-`typing` alone is a third of what `import tenacity` costs, and `dataclasses` half of it, so the
-modules behind `oncemore.retry` use neither at run time. `Value` is written like a
-`typing.NamedTuple` and is one to the type checker; at run time it is a tuple with named getters, made
-without `collections.namedtuple`, which compiles source for every class.
+`typing` alone costs a third of `import tenacity`, and `dataclasses` half of it, so that the modules behind
+`oncemore.retry` use neither at run time. `Value` is written like a `typing.NamedTuple`, and is one to the
+type checker; at run time it is a tuple with named getters, made without `collections.namedtuple`, because
+that compiles source for every class.
 
-`Record` is the other kind of value: read often, made seldom, with checks. Its fields are slots (which
-are read at half the cost) that its `__init__` fills once through `fill`.
+`FrozenRecord` is the other kind of value: read often, made seldom, with checks. Its fields are slots, which
+are read at half the cost; its `__init__` sets them once through `set_fields`.
 
-`make(Kind, (field, field, …))` makes a value from all its fields in order, past its `__new__`: at a
-third of the cost of a call, for the few lines that every failed attempt passes.
+`make(Kind, (field, field, …))` makes a `Value` from all its fields in order without its `__new__`, at a third
+of the cost, for the few lines that every failed attempt passes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ else:
     from _collections import _tuplegetter
 
     class _ValueTuple(tuple):
-        """What every `Value` can do; its class knows the names and the defaults of its fields."""
+        """Base of every `Value` at run time; the subclass has the names and the defaults of its fields."""
 
         __slots__ = ()
         _fields = ()
@@ -50,6 +50,7 @@ else:
                     values[at[name]] = value
             except KeyError:
                 raise TypeError(f"{type(self).__name__} has no field {name}") from None
+            # Past `__new__`, which would complete and check the fields again.
             return tuple.__new__(type(self), values)
 
         def _asdict(self):
@@ -63,7 +64,7 @@ else:
             return f"{type(self).__name__}({shown})"
 
     def _completed(cls, values, named):
-        """Return all fields in order, from positions, names and defaults; refuse what does not fit."""
+        """Return all fields in order, from positions, names and defaults; raise `TypeError` on a mismatch."""
         given = dict(zip(cls._fields, values, strict=False))
         if (
             len(values) > len(cls._fields)
@@ -85,6 +86,7 @@ else:
         def __new__(mcls, name, bases, body):
             fields = tuple(body.get("__annotations__", ()))
             defaults = {field: body.pop(field) for field in fields if field in body}
+            # The descriptor that `collections.namedtuple` uses: written in C, cheaper than a property.
             getters = {field: _tuplegetter(at, field) for at, field in enumerate(fields)}
             ours = {
                 "__slots__": (),
@@ -108,6 +110,7 @@ class FrozenRecord:
 
     def set_fields(self, **values: object) -> None:
         """Set every field once; call it at the end of `__init__`."""
+        # `__setattr__` of this class refuses every assignment.
         for name in self.__slots__:
             object.__setattr__(self, name, values.pop(name))
         if values:
@@ -135,6 +138,7 @@ class FrozenRecord:
         return f"{type(self).__name__}({shown})"
 
     def __reduce__(self) -> tuple[object, ...]:
+        # Pickle's default sets the slots one by one, which `__setattr__` refuses.
         return _rebuild_record, (type(self), tuple(self.field_values().values()))
 
 

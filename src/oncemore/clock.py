@@ -1,7 +1,7 @@
-"""Time as a part that can be changed.
+"""The clock that all code reads, sleeps by, and that tests can replace.
 
-Everything in the engine that reads or spends time asks the one clock in `current`. Tests and
-simulations put another in its place (`oncemore.testing`); nothing is patched.
+Code that reads or spends time uses the clock in `current`. Tests and simulations set another one
+(`oncemore.testing`), so that nothing has to be patched.
 """
 
 from __future__ import annotations
@@ -16,39 +16,41 @@ if TYPE_CHECKING:
 
 
 class Clock:
-    """Real time."""
+    """The real time."""
 
     __slots__ = ()
 
-    #: The most attempts that any call gets; a test's clock may set it, the real one leaves it alone.
+    #: Limit of the attempts of any call; only a test's clock sets it.
     max_attempts: int | None = None
-    #: How far a test's clock has run ahead of the real one; what a store's time is moved by.
+    #: Seconds that a test's clock is ahead of the real one; stores add them to their own time.
     offset: float = 0.0
 
     def wall(self) -> float:
-        """Return POSIX seconds: what people and other machines call now."""
+        """Return the current time in POSIX seconds."""
         return time.time()
 
     def monotonic(self) -> float:
-        """Return seconds that only ever move forward: what durations are measured with."""
+        """Return seconds that never go back, for measuring durations."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Block this thread; a signal handler's exception ends it at once."""
+        """Block this thread; an exception of a signal handler ends the sleep."""
         time.sleep(seconds)
 
     def pause(self, seconds: float) -> Coroutine[object, object, None]:
-        """Suspend this task, on asyncio or trio, whichever it runs in; cancellation ends it at once."""
+        """Suspend this task, in asyncio or trio; cancellation ends the sleep."""
         return find_trio().sleep(seconds) if find_trio() else _import_asyncio().sleep(seconds)  # type: ignore[no-any-return]
 
 
 def find_trio() -> Any:
-    """Return the trio module when the caller runs inside trio, else None; imports nothing."""
+    """Return the trio module if the caller runs inside trio, else None."""
+    # A caller inside trio has imported it: no import is needed, and none is paid for without trio.
     trio = sys.modules.get("trio")
     return trio if trio is not None and trio.lowlevel.in_trio_run() else None
 
 
 def _import_asyncio() -> Any:
+    # A caller that awaits and is not in trio runs in asyncio, which is loaded then.
     return sys.modules["asyncio"]
 
 
@@ -56,7 +58,7 @@ current = Clock()
 
 
 def set_clock(clock: Clock) -> Clock:
-    """Put another clock in place and return the one that was there."""
+    """Replace the current clock; return the previous one."""
     global current
     before, current = current, clock
     return before

@@ -1,8 +1,8 @@
-"""The errors of oncemore, grouped by who acts next.
+"""The exceptions of oncemore, grouped by the party that has to act.
 
     Error
     ├── UsageError (ValueError)       the programmer: the call or the configuration is wrong
-    │   ├── PolicyError                 a policy breaks a rule; names the field and what is allowed
+    │   ├── PolicyError                 a policy breaks a rule; names the field and the allowed values
     │   └── MissingExtra (ImportError)  an optional part is not installed; names the extra
     ├── CallRefused                   no attempt was made
     │   ├── Deferred                    the run is due later; carries `until`
@@ -111,7 +111,7 @@ class UsageError(Error, ValueError):
 
 
 class PolicyError(UsageError):
-    """A policy breaks a rule; the message names the field and what is allowed."""
+    """A policy breaks a rule; the message names the field and the allowed values."""
 
 
 class MissingExtra(UsageError, ImportError):
@@ -133,6 +133,7 @@ class RetriesExhausted(StepFailed):
         super().__init__(message)
         self.value = value
 
+    # Pickle calls a class with `args` only; every class with more parameters needs a method like this.
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.args[0], self.value)
 
@@ -326,6 +327,7 @@ def warn_policy(*texts: str) -> None:
         return
     from warnings import warn
 
+    # The warning has to name the user's line, however deep the check is.
     level, frame = 1, sys._getframe()  # noqa: SLF001 - `skip_file_prefixes` of warn() needs Python 3.12
     while frame.f_back is not None and _is_ours(frame):
         level, frame = level + 1, frame.f_back

@@ -22,19 +22,22 @@ from oncemore import clock as clocks
 from oncemore._redact import describe_value, hide_credentials
 from oncemore.artifacts.backends import FolderBackend, MemoryBackend
 from oncemore.config import (
+    INLINE_WAIT_S,
+    LEASE_S,
     MEMORY,
     NAMES,
-    NO_PATH,
+    NOTIFY_EVERY_S,
+    POLICY_REQUIRED,
     SQLITE,
     EngineSettings,
     artifact_folder,
     find_project_root,
     load_settings,
+    match_scheme,
     parse_number,
 )
 from oncemore.errors import PolicyError, UsageError
 from oncemore.maintenance.size_warning import DEFAULT_LIMITS, SizeLimits
-from oncemore.settings import INLINE_WAIT_S, LEASE_S, NOTIFY_EVERY_S, POLICY_REQUIRED
 from oncemore.steps.engine import Engine, log
 from oncemore.steps.entered_engine import current_engine
 
@@ -186,7 +189,7 @@ def _store_opener(url: str) -> tuple[Callable[[], Store], str]:
         from oncemore.log.nats.address import parse_address
 
         return lambda: _open_nats(url), parse_address(url).shown
-    scheme = NO_PATH.match(url)
+    scheme = match_scheme(url)
     if scheme is not None and not url.startswith(SQLITE):
         raise UsageError(
             f"{scheme.group()} is no store; take sqlite:///path, postgresql://host/database, "

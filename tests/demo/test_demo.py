@@ -23,33 +23,35 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 import oncemore
-from oncemore.demo.pipeline import ending, story
-from oncemore.demo.pipeline.board import (
+from oncemore.demo.child_processes import run_in_folder
+from oncemore.demo.effect_counts import EffectCount, EffectTotals, count_effects, read_json_lines
+from oncemore.demo.pipeline import pipeline_demo
+from oncemore.demo.pipeline import pipeline_summary as summary
+from oncemore.demo.pipeline.order_plan import AT_A_TIME, HELD, SCRIPTS, make_plan
+from oncemore.demo.pipeline.status_table import (
     LEGEND,
     NAME_WIDTH,
-    BoardCell,
-    BoardNews,
-    OrderBoard,
+    NewsLine,
+    StatusCell,
+    StatusTable,
     column_widths,
-    cut_line,
     error_word,
     fit_text,
     format_cell,
 )
-from oncemore.demo.pipeline.live import LiveTerminal, wrap_text
-from oncemore.demo.pipeline.plan import AT_A_TIME, HELD, SCRIPTS, make_plan
-from oncemore.demo.pipeline.tally import EffectCount, EffectTotals, count_effects, read_json_lines
+from oncemore.demo.summary_lines import count_lines
+from oncemore.demo.terminal import LiveTerminal, cut_line, wrap_text
 from oncemore.policy import files
 from tools import pictures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-HERE = Path(oncemore.__file__).parent / "demo" / "pipeline"
+DEMO = Path(oncemore.__file__).parent / "demo"
 COMMAND = [sys.executable, "-W", "error", "-m", "oncemore", "demo"]
 SEED = "7"
 KINDS = ("HTTP charges", "table rows", "files", "webhook messages")
-#: The longest that a fast telling may take here, on a machine that has other things to do.
+#: Time limit of a fast run, on a busy machine.
 LONGEST_S = 100
 
 
@@ -59,7 +61,7 @@ def environment(**changes: str) -> dict[str, str]:
     return {**kept, "TERM": "xterm", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **changes}
 
 
-def tell(*options: str, **changes: str) -> subprocess.CompletedProcess[str]:
+def run_demo(*options: str, **changes: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*COMMAND, *options],
         capture_output=True, text=True, timeout=LONGEST_S, check=False, env=environment(**changes),
@@ -101,11 +103,11 @@ def is_gone(pid: int, total_timeout_s: float = 5.0) -> bool:
     return False
 
 
-# A whole telling, kept.
+# A complete run with --keep.
 
 
-class Told(NamedTuple):
-    """A telling with its folder."""
+class DemoOutput(NamedTuple):
+    """The output of a run, and its folder."""
 
     text: str
     folder: Path
@@ -113,44 +115,43 @@ class Told(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def told() -> Iterator[Told]:
-    """What somebody sees who runs the demo into a file and keeps its folder."""
-    run = tell("--fast", "--seed", SEED, "--keep")
+def output() -> Iterator[DemoOutput]:
+    """A run of the demo into a file, with its folder kept."""
+    run = run_demo("--fast", "--seed", SEED, "--keep")
     assert (run.returncode, run.stderr) == (0, ""), run.stdout
     folder = Path(run.stdout.splitlines()[0].rpartition(" in ")[2])
     after = run.stdout.partition("What to try next\n")[2]
     commands = [line.strip() for line in after.splitlines() if re.match(r"  \S", line)]
-    yield Told(run.stdout, folder, commands)
+    yield DemoOutput(run.stdout, folder, commands)
     shutil.rmtree(folder)
 
 
-def test_every_effect_is_there_once_after_three_real_kills(told: Told) -> None:
-    counts = table_of(told.text)
+def test_every_effect_is_there_once_after_three_real_kills(output: DemoOutput) -> None:
+    counts = table_of(output.text)
     assert set(counts) == set(KINDS)
     for count in counts.values():
         assert (count.asked, count.applied, count.duplicated, count.lost) == (7, 7, 0, 0)
     assert counts["HTTP charges"].tried > 14, "the faults were met"
     assert counts["webhook messages"].tried > 7
-    killed = re.findall(r"kill -9 of the pipeline, pid (\d+)", told.text)
+    killed = re.findall(r"kill -9 of the pipeline, pid (\d+)", output.text)
     assert len(killed) == len(set(killed)) == 3
-    assert told.text.count("the pipeline is started again") == 3
-    assert "Came back although asked to wait: 0 times." in " ".join(told.text.split())
+    assert output.text.count("the pipeline is started again") == 3
+    assert "Requests earlier than the provider had asked for: 0." in " ".join(output.text.split())
 
 
-def test_the_kills_come_in_the_worst_moments(told: Told) -> None:
-    seen = read_json_lines(told.folder / "recorder.jsonl")
-    assert [line["moment"] for line in seen if line["what"] == "moment"] == [
-        "charging",
-        "committed",
-        "telling",
-    ]
-    moments = {line["moment"]: line["order"] for line in seen if line["what"] == "moment"}
-    rows = rows_of(told.text)
-    charge, *_ = rows[moments["charging"]]
+def test_the_kills_come_in_the_worst_moments(output: DemoOutput) -> None:
+    seen = read_json_lines(output.folder / "recorder.jsonl")
+    points = {line["kill_point"]: line["order"] for line in seen if line["event"] == "kill_point"}
+    assert list(points) == ["after-charge", "after-commit", "after-delivery"]
+    rows = rows_of(output.text)
+    charge, *_ = rows[points["after-charge"]]
     assert charge.endswith("killed ok"), "it was charged, killed, and asked again under the same key"
-    assert rows[moments["committed"]][1].endswith("killed found"), "its row was there, and not written again"
-    assert "killed" in rows[moments["telling"]][3]
-    assert f"knows the message of {moments['telling']} by its id" in told.text
+    assert rows[points["after-commit"]][1].endswith("killed found"), (
+        "its row was there, and not written again"
+    )
+    assert "killed" in rows[points["after-delivery"]][3]
+    order = points["after-delivery"]
+    assert f"webhook: already has the message of {order} (same id)" in output.text
 
 
 def rows_of(text: str) -> dict[str, list[str]]:
@@ -165,12 +166,12 @@ def rows_of(text: str) -> dict[str, list[str]]:
     }
 
 
-def test_every_attempt_of_every_order_can_be_read(told: Told) -> None:
-    rows, plan = rows_of(told.text), make_plan(SEED)
+def test_every_attempt_of_every_order_can_be_read(output: DemoOutput) -> None:
+    rows, plan = rows_of(output.text), make_plan(SEED)
     assert list(rows) == [order for order, _ in plan.orders]
     asked: dict[str, int] = {}
-    for line in read_json_lines(told.folder / "recorder.jsonl"):
-        if line["what"] == "asked" and line["path"] == "charges":
+    for line in read_json_lines(output.folder / "recorder.jsonl"):
+        if line["event"] == "requested" and line["path"] == "charges":
             asked[line["order"]] = asked.get(line["order"], 0) + 1
     for order, cells in rows.items():
         words = cells[0].split()
@@ -180,8 +181,8 @@ def test_every_attempt_of_every_order_can_be_read(told: Told) -> None:
         assert (cells[1:] == ["-", "-", "-"]) == (order == refused)
 
 
-def test_one_wait_is_explained_and_computed_again(told: Told) -> None:
-    words = " ".join(told.text.split())
+def test_one_wait_is_explained_and_computed_again(output: DemoOutput) -> None:
+    words = " ".join(output.text.split())
     found = re.search(r"Why did (order-\d) wait ([\d.]+) s after attempt (\d) of charge\?", words)
     assert found
     assert f"Attempt {found[3]} failed with HTTP_429 (throttled); attempt {int(found[3]) + 1} of 8" in words
@@ -190,33 +191,33 @@ def test_one_wait_is_explained_and_computed_again(told: Told) -> None:
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_what_to_try_next_works(told: Told, number: int) -> None:
-    assert len(told.commands) == 4
-    before = (told.folder / "tried.jsonl").read_text()
+def test_what_to_try_next_works(output: DemoOutput, number: int) -> None:
+    assert len(output.commands) == 4
+    before = (output.folder / "tried.jsonl").read_text()
     run = subprocess.run(
-        ["bash", "-c", told.commands[number]],
+        ["bash", "-c", output.commands[number]],
         capture_output=True, text=True, timeout=60, check=False, env=environment(), cwd="/",
     )  # fmt: skip
-    assert (run.returncode, run.stderr) == (0, ""), told.commands[number]
+    assert (run.returncode, run.stderr) == (0, ""), output.commands[number]
     assert run.stdout
-    assert (told.folder / "tried.jsonl").read_text() == before, "something was done again"
-    assert count_effects(told.folder, make_plan(SEED).expected_orders).is_exact
+    assert (output.folder / "tried.jsonl").read_text() == before, "something was done again"
+    assert count_effects(output.folder, make_plan(SEED).expected_orders).is_exact
 
 
-def test_plain_text_fits_and_has_nothing_that_steers(told: Told) -> None:
-    assert told.text.isascii()
-    assert "\033" not in told.text
-    assert "\r" not in told.text
-    above = told.text.partition("What to try next")[0]
+def test_plain_text_fits_and_has_nothing_that_steers(output: DemoOutput) -> None:
+    assert output.text.isascii()
+    assert "\033" not in output.text
+    assert "\r" not in output.text
+    above = output.text.partition("What to try next")[0]
     assert max(len(line) for line in above.splitlines()[1:]) <= 80
-    assert LEGEND.split() == [w for w in LEGEND.split() if w in told.text.split()]
+    assert LEGEND.split() == [w for w in LEGEND.split() if w in output.text.split()]
 
 
 # The count cannot be fooled.
 
 
 def test_a_careless_pipeline_is_found_out() -> None:
-    run = tell("--fast", "--seed", SEED, "--careless")
+    run = run_demo("--fast", "--seed", SEED, "--careless")
     assert (run.returncode, run.stderr) == (1, "")
     counts = table_of(run.stdout)
     assert counts["HTTP charges"].duplicated >= 3
@@ -228,8 +229,8 @@ def test_a_careless_pipeline_is_found_out() -> None:
 
 
 @pytest.fixture
-def copy(told: Told, tmp_path: Path) -> Path:
-    shutil.copytree(told.folder, tmp_path / "copy")
+def copy(output: DemoOutput, tmp_path: Path) -> Path:
+    shutil.copytree(output.folder, tmp_path / "copy")
     return tmp_path / "copy"
 
 
@@ -250,10 +251,10 @@ def test_a_lost_or_added_row_file_charge_or_message_is_counted(copy: Path) -> No
     one, *_ = (copy / "artifacts" / "sha256").glob("*/*")
     one.with_name("another").write_text(f"{one.read_text()}\nonce more")
     book = copy / "recorder.jsonl"
-    told = book.read_text().splitlines(keepends=True)
-    charged = next(line for line in told if '"charged"' in line)
-    taken = next(line for line in told if '"taken"' in line)
-    book.write_text("".join([*(line for line in told if line is not taken), charged]))
+    output = book.read_text().splitlines(keepends=True)
+    charged = next(line for line in output if '"charged"' in line)
+    taken = next(line for line in output if '"accepted"' in line)
+    book.write_text("".join([*(line for line in output if line is not taken), charged]))
     assert changed(copy) == {
         "HTTP charges": (8, 1, 0),
         "table rows": (7, 1, 1),
@@ -265,7 +266,7 @@ def test_a_lost_or_added_row_file_charge_or_message_is_counted(copy: Path) -> No
 def test_what_is_done_of_a_refused_order_is_too_much(copy: Path) -> None:
     (refused,) = make_plan(SEED).refused_orders
     with (copy / "recorder.jsonl").open("a") as book:
-        book.write(f'{{"at": 0, "what": "charged", "order": "{refused}"}}\n{{"half a li')
+        book.write(f'{{"at": 0, "event": "charged", "order": "{refused}"}}\n{{"half a li')
     assert changed(copy) == {"HTTP charges": (8, 1, 0)}
 
 
@@ -274,26 +275,31 @@ def test_an_empty_folder_has_lost_everything(tmp_path: Path) -> None:
     assert {one[1:] for one in count_effects(tmp_path, ["order-1"]).counts} == {(1, 0, 0, 0, 1)}
 
 
-@pytest.mark.parametrize("name", ["world.py", "tally.py"])
-def test_whoever_counts_knows_nothing_of_us(name: str) -> None:
-    tree = ast.parse((HERE / name).read_text(encoding="utf-8"))
+#: The code that records and counts effects. It may import the standard library and itself, and nothing else.
+COUNTING = ("pipeline.shop_services", "exoarmur.host_services", "effect_counts", "local_server")
+
+
+@pytest.mark.parametrize("name", COUNTING)
+def test_the_code_that_counts_imports_nothing_of_the_engine(name: str) -> None:
+    tree = ast.parse((DEMO / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8"))
     modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     modules |= {node.module or "." for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    modules -= {f"oncemore.demo.{module}" for module in COUNTING}
     assert {module.split(".")[0] for module in modules} <= sys.stdlib_module_names
 
 
 def test_a_pipeline_that_gets_nowhere_ends_too_and_all_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(story, "LIMIT_S", 1.0)
+    monkeypatch.setattr(pipeline_demo, "LIMIT_S", 1.0)
     monkeypatch.setattr(
-        story.PipelineProcesses,
+        pipeline_demo.PipelineProcesses,
         "start_pipeline",
-        lambda self: self._start_process([sys.executable, "-c", "import time; time.sleep(60)"]),
+        lambda self: self.start_python("-c", "import time; time.sleep(60)"),
     )
     out, began = io.StringIO(), time.monotonic()
-    assert story.main(out, seed=SEED, fast=True, plain=True) == 1
+    assert pipeline_demo.main(out, seed=SEED, fast=True, plain=True) == 1
     assert time.monotonic() - began < 20
     assert [(one.applied, one.lost) for one in table_of(out.getvalue()).values()] == [(0, 7)] * 4
-    assert "The pipeline did not come to its end" in out.getvalue()
+    assert "The pipeline did not finish" in out.getvalue()
 
 
 # However it ends, it leaves nothing behind.
@@ -302,7 +308,7 @@ def test_a_pipeline_that_gets_nowhere_ends_too_and_all_is_lost(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
-def test_whoever_stops_it_stops_all_of_it(number: signal.Signals, code: int) -> None:
+def test_a_signal_ends_all_of_its_processes(number: signal.Signals, code: int) -> None:
     with subprocess.Popen(
         [*COMMAND, "--seed", SEED],
         stdout=subprocess.PIPE,
@@ -325,7 +331,7 @@ def test_whoever_stops_it_stops_all_of_it(number: signal.Signals, code: int) -> 
         assert ("Stopped." in run.stdout.read()) == (number == signal.SIGINT)
 
 
-def test_nobody_outlives_a_demo_that_is_killed_itself(tmp_path: Path) -> None:
+def test_no_process_outlives_a_demo_that_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen(
         COMMAND, stdout=subprocess.PIPE, text=True, env=environment(TMPDIR=str(tmp_path))
     ) as run:
@@ -364,7 +370,7 @@ def terminal(columns: int, rows: int) -> tuple[int, int]:
 
 
 def on_a_terminal(columns: int, rows: int, *options: str, **changes: str) -> str:
-    """What a terminal of this size is sent during a fast telling."""
+    """Return the bytes that a terminal of this size gets during a fast run."""
     ours, theirs = terminal(columns, rows)
     with subprocess.Popen([*COMMAND, "--fast", *options], stdout=theirs, env=environment(**changes)) as run:
         os.close(theirs)
@@ -380,8 +386,8 @@ def on_a_terminal(columns: int, rows: int, *options: str, **changes: str) -> str
     return sent.decode()
 
 
-class Glass:
-    """A terminal as far as the demo needs one: what stands on each line after what was sent."""
+class FakeTerminal:
+    """A terminal with the few escape sequences of the demo; `lines` is its screen."""
 
     def __init__(self) -> None:
         self.lines, self.row, self.column = [""], 0, 0
@@ -413,34 +419,34 @@ class Glass:
         elif what == "J":
             del self.lines[self.row + 1 :]
         else:
-            assert what in "mhl", f"the glass does not know {what}"
+            assert what in "mhl", f"the screen does not know {what}"
 
 
 @pytest.fixture(scope="module")
-def narrow() -> tuple[str, Glass]:
+def narrow() -> tuple[str, FakeTerminal]:
     sent = on_a_terminal(60, 24, "--seed", SEED)
-    glass = Glass()
-    glass.take(sent)
-    return sent, glass
+    screen = FakeTerminal()
+    screen.take(sent)
+    return sent, screen
 
 
-def test_a_terminal_is_drawn_on_in_place_and_never_too_wide(narrow: tuple[str, Glass]) -> None:
-    sent, glass = narrow
-    assert len(glass.frames) > 10
-    for frame in glass.frames:
+def test_a_terminal_is_drawn_on_in_place_and_never_too_wide(narrow: tuple[str, FakeTerminal]) -> None:
+    sent, screen = narrow
+    assert len(screen.frames) > 10
+    for frame in screen.frames:
         assert sum("charge (HTTP)" in line for line in frame) == 1, "one view, drawn over"
         assert all(len(line) <= 60 for line in frame[1:])
-    text = [" ".join(frame) for frame in glass.frames]
+    text = [" ".join(frame) for frame in screen.frames]
     assert any(re.search(r"wait \d+\.\d s", frame) for frame in text)
     assert any("kill -9 of the pipeline, pid" in frame for frame in text)
     assert "\033[32m" in sent
 
 
-def test_a_terminal_is_left_as_it_was_found(narrow: tuple[str, Glass]) -> None:
-    sent, glass = narrow
+def test_a_terminal_is_left_as_it_was_found(narrow: tuple[str, FakeTerminal]) -> None:
+    sent, screen = narrow
     assert sent.count("\033[?25l") == sent.count("\033[?25h") == 1
     assert sent.index("\033[?25l") < sent.index("\033[?25h") < sent.index("What to try next")
-    assert table_of("\n".join(glass.lines))["table rows"][3:] == (7, 0, 0)
+    assert table_of("\n".join(screen.lines))["table rows"][3:] == (7, 0, 0)
 
 
 def test_a_terminal_gets_its_cursor_back_from_control_c() -> None:
@@ -465,6 +471,54 @@ def test_a_terminal_gets_its_cursor_back_from_control_c() -> None:
     assert sent.replace(b"\r\n", b"\n").endswith(b"Stopped.\n")
 
 
+class InterruptedTerminal(io.StringIO):
+    """A terminal at which Ctrl-C arrives right after the given write or flush."""
+
+    def __init__(self, interrupted: int) -> None:
+        super().__init__()
+        self.left = interrupted
+
+    def isatty(self) -> bool:
+        return True
+
+    def _interrupt(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        self._interrupt()
+        return written
+
+    def flush(self) -> None:
+        super().flush()
+        self._interrupt()
+
+
+@pytest.mark.parametrize("number", range(1, 10))
+def test_the_cursor_is_shown_again_wherever_control_c_arrives(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    out = InterruptedTerminal(number)
+    screen, board = LiveTerminal(out), StatusTable(["order-1"])
+
+    def run(folder: Path) -> int:
+        try:
+            for at in range(3):
+                board.add_fact({"source": "demo", "event": "start", "pid": at, "t": 1.0})
+                screen.draw_frame(board.frame_lines(80, float(at)))
+        finally:
+            screen.end_drawing()
+        return 0
+
+    # Six calls draw three frames, two show the cursor, and no call is left for the last number.
+    assert run_in_folder(screen, run, keep=False) == (0 if number == 9 else 130)
+    assert out.getvalue().rfind("\033[?25h") > out.getvalue().rfind("\033[?25l") >= 0
+
+
 def test_every_frame_is_one_write() -> None:
     written: list[str] = []
 
@@ -476,13 +530,13 @@ def test_every_frame_is_one_write() -> None:
             written.append(text)
             return len(text)
 
-    glass, board = LiveTerminal(Out(), 0), OrderBoard(["order-1"])
-    glass.coloured = glass.live = True
-    glass.draw_frame(board.frame_lines(80, 0.0))
-    glass.draw_frame(board.frame_lines(80, 0.1))
+    screen, board = LiveTerminal(Out(), 0), StatusTable(["order-1"])
+    screen.coloured = screen.live = True
+    screen.draw_frame(board.frame_lines(80, 0.0))
+    screen.draw_frame(board.frame_lines(80, 0.1))
     assert len(written) == 1, "nothing has changed"
-    board.add_fact({"who": "stage", "what": "start", "pid": 7, "t": 1.0})
-    glass.draw_frame(board.frame_lines(80, 1.0))
+    board.add_fact({"source": "demo", "event": "start", "pid": 7, "t": 1.0})
+    screen.draw_frame(board.frame_lines(80, 1.0))
     assert len(written) == 2
     assert written[1].startswith(f"\033[{len(board.frame_lines(80, 1.0))}A\r")
 
@@ -497,7 +551,7 @@ def test_every_frame_is_one_write() -> None:
     ],
     ids=["asked", "NO_COLOR", "dumb", "too low"],
 )
-def test_who_cannot_or_will_not_have_a_view_gets_lines(
+def test_a_terminal_without_a_view_gets_lines(
     size: tuple[int, int], options: dict[str, bool], changes: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -518,18 +572,18 @@ def test_who_cannot_or_will_not_have_a_view_gets_lines(
 def test_a_terminal_that_changes_its_size_is_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     out = io.StringIO()
-    glass = LiveTerminal(out, 0)
-    glass.coloured = True
+    screen = LiveTerminal(out, 0)
+    screen.coloured = True
     for width in ("80", "70"):
         monkeypatch.setenv("COLUMNS", width)
-        glass.draw_frame([[("here", "")]])
+        screen.draw_frame([[("here", "")]])
     assert out.getvalue().count("\033[H\033[2J") == 1
 
 
 # The parts.
 
 
-def test_a_seed_tells_the_same_story_and_every_story_has_its_kills() -> None:
+def test_a_seed_gives_the_same_plan_and_every_plan_has_its_kills() -> None:
     plans = [make_plan(str(seed)) for seed in range(200)]
     assert plans[3] == make_plan("3")
     assert len({str(plan.charges) for plan in plans}) > 100
@@ -538,16 +592,16 @@ def test_a_seed_tells_the_same_story_and_every_story_has_its_kills() -> None:
         (held,) = [order for order, script in plan.charges.items() if script == HELD]
         assert held in [order for order, _ in plan.orders[:AT_A_TIME]]
         assert len(plan.expected_orders) == 7
-        assert set(plan.told) <= set(plan.expected_orders)
+        assert set(plan.messages) <= set(plan.expected_orders)
 
 
 def log(order: str, step: str, state: str, **more: Any) -> dict[str, Any]:
-    base = {"t": 1.0, "who": "log", "attempt": 1, "reason": "", "code": "", "until": 0.0, "sentence": ""}
+    base = {"t": 1.0, "source": "log", "attempt": 1, "reason": "", "code": "", "until": 0.0, "sentence": ""}
     return {**base, "order": order, "step": step, "state": state, **more}
 
 
 def test_a_cell_has_a_word_for_every_attempt() -> None:
-    board = OrderBoard(["order-1", "order-2"])
+    board = StatusTable(["order-1", "order-2"])
     at = ("order-1", "charge")
     board.add_fact(log("order-1", "charge", "RUNNING"))
     assert format_cell(board.cells[at], 0) == "..."
@@ -555,25 +609,25 @@ def test_a_cell_has_a_word_for_every_attempt() -> None:
     assert format_cell(board.cells[at], 1.5) == "429 wait 2.5 s"
     assert format_cell(board.cells[at], 9.0) == "429 wait 0.0 s"
     board.add_fact(log("order-1", "charge", "RUNNING"))
-    board.add_fact({"who": "stage", "what": "kill", "pid": 1, "t": 2.0})
-    assert board.cells[at] == BoardCell(("429", "killed"), "cut")
+    board.add_fact({"source": "demo", "event": "kill", "pid": 1, "t": 2.0})
+    assert board.cells[at] == StatusCell(("429", "killed"), "cut")
     board.add_fact(log("order-1", "charge", "SOFT_FAIL", reason="lease_expired"))
     board.add_fact(log("order-1", "charge", "COMPLETE"))
     assert format_cell(board.cells[at], 0) == "429 killed ok"
-    assert format_cell(board.cells["order-2", "tell"], 0) == "."
+    assert format_cell(board.cells["order-2", "notify"], 0) == "."
 
 
-def test_a_process_that_was_lost_without_our_doing_is_told_as_well() -> None:
-    board = OrderBoard(["order-1"])
+def test_a_process_that_the_demo_did_not_kill_is_shown_as_killed_too() -> None:
+    board = StatusTable(["order-1"])
     board.add_fact(log("order-1", "book", "RUNNING"))
     board.add_fact(log("order-1", "book", "SOFT_FAIL", reason="lease_expired"))
     assert board.cells["order-1", "book"].words == ("killed",)
 
 
-def test_a_message_is_told_when_it_has_arrived_and_not_before() -> None:
-    board, at = OrderBoard(["order-1"]), ("order-1", "tell")
-    board.add_fact(log("order-1", "tell", "COMPLETE"))
-    assert board.cells[at].now == "queued"
+def test_a_message_is_done_when_it_has_arrived_and_not_before() -> None:
+    board, at = StatusTable(["order-1"]), ("order-1", "notify")
+    board.add_fact(log("order-1", "notify", "COMPLETE"))
+    assert board.cells[at].state == "queued"
     for state, code in (("PENDING", ""), ("SENDING", ""), ("PENDING", "HTTP_503"), ("SENDING", "")):
         board.add_fact(log("order-1", "send", state, code=code))
     assert format_cell(board.cells[at], 0) == "503 ..."
@@ -587,8 +641,8 @@ def test_a_message_is_told_when_it_has_arrived_and_not_before() -> None:
 
 @pytest.mark.parametrize("width", [40, 60, 80, 133])
 def test_the_whole_width_is_used_and_no_more(width: int) -> None:
-    board = OrderBoard(["order-1"])
-    board.news.append(BoardNews(1.0, "x" * 300, ""))
+    board = StatusTable(["order-1"])
+    board.news.append(NewsLine(1.0, "x" * 300, ""))
     for line in board.frame_lines(width, 0.0):
         assert sum(len(text) for text, _ in line) <= width
     assert sum(column_widths(width).values()) == width - NAME_WIDTH
@@ -608,13 +662,13 @@ def test_a_decision_that_comes_out_otherwise_is_said(tmp_path: Path) -> None:
     kept = pictures.kept()
     policy = pictures.policy_of(make_plan(kept["seed"], kept["pace"]))
     *about, proof = kept["proved"]
-    assert ending.explain_decision((*about, proof), policy, 80)[1]
+    assert summary.explain_decision((*about, proof), policy, 80)[1]
     altered = {**proof, "delay_s": proof["delay_s"] + 1e-6}
-    said, same = ending.explain_decision((*about, altered), policy, 80)
+    said, same = summary.explain_decision((*about, altered), policy, 80)
     assert not same
     assert "NOT the same" in "".join(text for line in said for text, _ in line)
-    assert not ending.explain_decision((*about, proof), policy.replace(max_delay_s=7.0), 80)[1]
-    assert ending.choose_decision([]) is None
+    assert not summary.explain_decision((*about, proof), policy.replace(max_delay_s=7.0), 80)[1]
+    assert summary.choose_decision([]) is None
 
 
 def test_the_verdict_follows_the_counts() -> None:
@@ -622,15 +676,15 @@ def test_the_verdict_follows_the_counts() -> None:
     assert EffectTotals((good,), 0).is_exact
     assert not EffectTotals((good, twice), 0).is_exact
     assert not EffectTotals((good._replace(lost=1),), 0).is_exact
-    assert [line[0][1] for line in ending.count_lines(EffectTotals((good, twice), 0), 80)] == [
+    assert [line[0][1] for line in count_lines((good, twice), 80)] == [
         "bold",
         "green",
         "red",
     ]
 
 
-def test_an_option_of_another_story_is_refused() -> None:
-    run = tell("retry", "--keep")
+def test_an_option_of_another_demo_is_refused() -> None:
+    run = run_demo("retry", "--keep")
     assert (run.returncode, run.stdout) == (2, "")
     assert "--keep is not an option of the demo retry; it takes --fast" in " ".join(run.stderr.split())
 

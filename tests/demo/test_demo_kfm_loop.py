@@ -11,8 +11,8 @@ import pytest
 
 import oncemore
 from oncemore import cli
-from oncemore.demo import kfm_loop
-from oncemore.demo.kfm_loop import FileNode, LoopScenario, list_scenarios, play_scenario, replay_run
+from oncemore.demo import kfm_loop_demo
+from oncemore.demo.kfm_loop_demo import FileNode, LoopScenario, list_scenarios, play_scenario, replay_run
 from oncemore.policy import files
 from oncemore.queries import replay as replays
 from oncemore.testing import instant_waits
@@ -44,7 +44,7 @@ def of(wal: list[dict[str, Any]], kind: str, state: str = "") -> list[dict[str, 
 def test_the_entries_of_a_scenario_have_the_states_and_values_of_the_document(title: str) -> None:
     scenario = named(title)
     wal = play_scenario(scenario).records()
-    assert kfm_loop.list_transitions(wal) == scenario.states.split()
+    assert kfm_loop_demo.list_transitions(wal) == scenario.states.split()
     assert scenario.node.computed == scenario.computes
     assert [line["intent"] for line in of(wal, "INTENT")] == ["compute"] * scenario.computes
     assert all(line["seq"] and line["at"] for line in wal)
@@ -97,23 +97,23 @@ def test_a_file_that_was_altered_is_found(engine: oncemore.Engine, monkeypatch: 
 
 def test_a_log_that_was_altered_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = named("permanent")._replace(states="PENDING(1) RUNNING(1) COMPLETE(1)")
-    monkeypatch.setattr(kfm_loop, "list_scenarios", lambda: (named("success"), wrong))
+    monkeypatch.setattr(kfm_loop_demo, "list_scenarios", lambda: (named("success"), wrong))
     out = io.StringIO()
-    assert kfm_loop.main(out, plain=True) == 1
+    assert kfm_loop_demo.main(out, plain=True) == 1
     assert "1 differences." in out.getvalue()
 
 
 @pytest.mark.req("SCEN-1")
 @pytest.mark.usefixtures("engine")
 def test_a_late_report_is_done_in_time_with_the_bias_and_misses_its_deadline_without() -> None:
-    biased, patient = kfm_loop.select_scenarios("deadline-catchup")
+    biased, patient = kfm_loop_demo.select_scenarios("deadline-catchup")
     done, missed = play_scenario(biased), play_scenario(patient)
     began, ended = done.records()[0]["at"], done.records()[-1]["at"]
-    assert (done.status, ended < began + kfm_loop.LEFT_S) == ("COMPLETE", True)
+    assert (done.status, ended < began + kfm_loop_demo.TIME_LEFT_S) == ("COMPLETE", True)
     assert (missed.status, missed.reason) == ("HARD_FAIL", "wait_beyond_deadline")
     policy = files.policy("p2-batch-reporting")
     assert policy.tuning is not None
-    assert policy.tuning.min_buffer_s > kfm_loop.LEFT_S
+    assert policy.tuning.min_buffer_s > kfm_loop_demo.TIME_LEFT_S
     risks = [line["decision_proof"]["terms"]["tuned"]["risk"] for line in of(done.records(), "DECISION")]
     assert all(0.7 < risk < 1 for risk in risks), risks
 

@@ -1,4 +1,4 @@
-"""`oncemore demo nova-cat`: every line of the story is true, and a story that goes wrong says so."""
+"""`oncemore demo nova-cat`: every line is checked, and an unexpected result is reported."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import sys
 import pytest
 
 from oncemore import cli
-from oncemore.demo.nova_cat import story
+from oncemore.demo import nova_cat_demo
 
 
 @pytest.mark.req("SCEN-8")
-def test_the_story_comes_out_as_the_document_has_it(
+def test_the_results_are_those_of_the_document(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     assert cli.run_command(["demo", "nova-cat", "--plain"]) == 0
-    told = " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().out.split())
     for part in (
         "provider A 429 429 429 429 RETRYABLE_FAILURE total 1, next",
         "(no request) SKIPPED_BACKOFF",
@@ -31,19 +31,19 @@ def test_the_story_comes_out_as_the_document_has_it(
         "(no request) SKIPPED_QUARANTINED",
         "providers: A {THROTTLED: 4}",
         "3 events published, each with its correlation id and none with a key",
-        "All of it as it should be.",
+        "All results are as expected.",
     ):
-        assert part in told, part
+        assert part in output, part
 
 
-def test_a_story_that_goes_wrong_ends_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def short(story: story.NovaCatDemo, folder: object) -> None:
-        story.acquire_and_print({"data_product_id": "x", "provider": "A"}, "SUCCESS")
+def test_an_unexpected_result_ends_with_exit_code_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(demo: nova_cat_demo.NovaCatDemo, folder: object) -> None:
+        demo.acquire_and_print({"data_product_id": "x", "provider": "A"}, "SUCCESS")
 
-    monkeypatch.setattr(story, "play_story", short)
+    monkeypatch.setattr(nova_cat_demo, "run_scenes", short)
     out = io.StringIO()
-    assert story.main(out, plain=True) == 1
-    assert "1 things were not as they should be." in out.getvalue()
+    assert nova_cat_demo.main(out, plain=True) == 1
+    assert "1 unexpected results." in out.getvalue()
 
 
 def test_without_astropy_the_extra_is_named(

@@ -1,4 +1,4 @@
-"""`oncemore demo retry`: what it prints is what the server saw, and it ends whatever happens."""
+"""`oncemore demo retry`: its output agrees with the server's log, and it always ends."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 import oncemore
-from oncemore.demo.retry import story as demo
-from oncemore.demo.retry.server import ALWAYS, RESET, FlakyServer, ScriptedFault
-from oncemore.screen import TerminalStream
+from oncemore.demo import retry_demo as demo
+from oncemore.demo.flaky_server import ALWAYS, RESET, FlakyServer, ScriptedFault
+from oncemore.demo.terminal import LiveTerminal
 from tests.timing import measure_shortest
 
 SOURCE = str(Path(oncemore.__file__).parents[1])
-COMMAND = [sys.executable, "-W", "error", "-m", "oncemore.demo.retry.story"]
+COMMAND = [sys.executable, "-W", "error", "-m", "oncemore.demo.retry_demo"]
 #: How much sooner than asked a visit may seem to come: the two sides read their clocks one after the other.
 CLOCKS_S = 0.02
 
@@ -33,7 +33,7 @@ def environment(**changes: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def story() -> str:
-    """What a person sees who runs the demo into a file."""
+    """Run the demo into a file; return its output."""
     run = subprocess.run(
         [*COMMAND, "--fast"], capture_output=True, text=True, timeout=60, check=False, env=environment()
     )
@@ -44,7 +44,7 @@ def story() -> str:
 @pytest.fixture(scope="module")
 def calls() -> tuple[dict[str, demo.DemoCall], dict[str, demo.DemoCall]]:
     """The same calls, made here: ours and the loop's, by path."""
-    screen = TerminalStream(io.StringIO())
+    screen = LiveTerminal(io.StringIO())
     with FlakyServer(demo.make_faults(demo.FAST)) as server:
         ours = {
             path: demo.call_with_oncemore(screen, server, demo.FAST, path)
@@ -84,7 +84,7 @@ def test_the_call_that_was_put_off_says_when_to_come_back(story: str) -> None:
     assert 0 < again - time.time() <= 120
 
 
-def test_the_table_counts_what_was_told(story: str) -> None:
+def test_the_table_counts_the_shown_attempts(story: str) -> None:
     rows = {
         row[0]: row[1:]
         for line in story.splitlines()
@@ -96,15 +96,15 @@ def test_the_table_counts_what_was_told(story: str) -> None:
         "/reset": "2", "/busy": "2", "/limit": "2", "/broken": "3", "/missing": "1", "/slow": "2",
         "/rest": "1", "together": "13",
     }  # fmt: skip
-    told = re.split(r"(?m)^(?=/)", story.partition("Now the same calls")[0])[1:]
-    for scene in told:
+    scenes = re.split(r"(?m)^(?=/)", story.partition("Now the same calls")[0])[1:]
+    for scene in scenes:
         path = scene.split()[0]
         assert len(re.findall(r"(?m)^   \d\. ", scene)) == int(rows[path][0])
     waited = re.findall(r"(\d+\.\d+) s +\d", story.partition("outcome")[2])
     assert sum(map(float, waited[:-1])) == pytest.approx(float(waited[-1]), abs=0.04)
     assert rows["together"][1:3] == ["4", "answers"]
     assert rows["together"][-4:] == ["19", "6", "2", "answers"]
-    assert "oncemore 0 times, the loop 6 times" in story
+    assert "oncemore 0, the loop 6" in story
 
 
 @pytest.mark.req("BACKOFF-16")
@@ -113,20 +113,20 @@ def test_the_server_was_never_asked_before_the_time_it_had_named(
 ) -> None:
     ours, _ = calls
     for path, rest_s in (("/busy", demo.FAST.busy_s), ("/limit", demo.FAST.dated_s)):
-        first, second = ours[path].visits
-        assert second.wished is not None
-        assert second.wished - first.at >= rest_s
-        assert second.at >= second.wished - CLOCKS_S
-        assert second.at - second.wished < 3
+        first, second = ours[path].requests
+        assert second.not_before is not None
+        assert second.not_before - first.at >= rest_s
+        assert second.at >= second.not_before - CLOCKS_S
+        assert second.at - second.not_before < 3
         assert [visit.early for visit in (first, second)] == [False, False]
-    assert [visit.status for visit in ours["/rest"].visits] == [503]
+    assert [visit.status for visit in ours["/rest"].requests] == [503]
 
 
 def test_each_fault_was_real_and_ended_as_told(
     calls: tuple[dict[str, demo.DemoCall], dict[str, demo.DemoCall]],
 ) -> None:
     ours, _ = calls
-    assert {path: [visit.status for visit in call.visits] for path, call in ours.items()} == {
+    assert {path: [visit.status for visit in call.requests] for path, call in ours.items()} == {
         "/reset": [RESET, 200], "/busy": [503, 200], "/limit": [429, 200], "/broken": [500, 500, 500],
         "/missing": [404], "/slow": [200, 200], "/rest": [503],
     }  # fmt: skip
@@ -134,15 +134,15 @@ def test_each_fault_was_real_and_ended_as_told(
         "/reset": "200", "/busy": "200", "/limit": "200", "/broken": "raised 500", "/missing": "raised 404",
         "/slow": "200", "/rest": "put off 503",
     }  # fmt: skip
-    slow = ours["/slow"].visits
-    assert demo.FAST.limit_s <= slow[1].at - slow[0].at < demo.FAST.slow_s
+    slow = ours["/slow"].requests
+    assert demo.FAST.timeout_s <= slow[1].at - slow[0].at < demo.FAST.slow_s
 
 
 def test_the_loop_was_really_run_and_came_too_early(
     calls: tuple[dict[str, demo.DemoCall], dict[str, demo.DemoCall]],
 ) -> None:
     _, naive = calls
-    assert {path: len(call.visits) for path, call in naive.items()} == {
+    assert {path: len(call.requests) for path, call in naive.items()} == {
         "/reset": 2, "/busy": 3, "/limit": 3, "/broken": 3, "/missing": 3, "/slow": 2, "/rest": 3,
     }  # fmt: skip
     assert {path: call.early_requests for path, call in naive.items() if call.early_requests} == {
@@ -222,15 +222,15 @@ def test_a_terminal_gets_colours_and_a_countdown_that_leaves_nothing_behind(stor
 
 
 @pytest.mark.parametrize("changes", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_who_wants_no_colours_gets_none(changes: dict[str, str]) -> None:
+def test_no_colours_on_request(changes: dict[str, str]) -> None:
     assert "\033" not in on_a_terminal(**changes)
 
 
 def test_it_needs_the_standard_library_only_and_no_proxy() -> None:
-    # Without site-packages; and with a proxy in the environment on which nobody listens.
+    # Without site-packages; and with a proxy in the environment without a listener.
     script = (
         f"import runpy, sys; sys.path.insert(0, {SOURCE!r}); sys.argv[1:] = ['--fast']; "
-        "runpy.run_module('oncemore.demo.retry.story', run_name='__main__')"
+        "runpy.run_module('oncemore.demo.retry_demo', run_name='__main__')"
     )
     run = subprocess.run(
         [sys.executable, "-S", "-c", script],
@@ -238,7 +238,7 @@ def test_it_needs_the_standard_library_only_and_no_proxy() -> None:
         env={"http_proxy": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "LC_ALL": "C"},
     )  # fmt: skip
     assert (run.returncode, run.stderr) == (0, "")
-    assert "oncemore 0 times, the loop 6 times" in run.stdout
+    assert "oncemore 0, the loop 6" in run.stdout
 
 
 def test_with_retries_switched_off_it_says_so_and_still_tells_the_truth() -> None:

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 import oncemore
-from oncemore.demo.nova_cat.server import ArchiveServer, image
+from oncemore.demo.archive_server import ArchiveServer, image
 from oncemore.profiles.nova_cat import NovaCat
 from oncemore.testing import FakeClock
 

@@ -7,9 +7,9 @@ import math
 import pytest
 from hypothesis import given
 
-from oncemore._time_spans import format_seconds
 from oncemore.policy.backoff import FULL_JITTER, Jitter, Schedule
 from oncemore.policy.decide import Situation, decide_retry
+from oncemore.policy.explain import format_seconds
 from oncemore.policy.model import KINDS, Failure
 from oncemore.policy.policy import Policy
 from oncemore.policy.proof import PROOF_FORMAT

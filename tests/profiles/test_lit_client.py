@@ -19,7 +19,7 @@ import pytest
 
 import oncemore
 from oncemore.classifiers.classify import classify
-from oncemore.demo.lit.server import LOST, STALLED, CoreServer
+from oncemore.demo.core_server import LOST, STALLED, CoreServer
 from oncemore.policy import files
 from oncemore.profiles import lit
 from oncemore.profiles.lit import CoreClient, CoreClientError, CoreClientHTTPError, ExhaustionAlert, context

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oncemore.demo.lit.server import LOST, CoreServer
+from oncemore.demo.core_server import LOST, CoreServer
 from tests.test_docs import run_page
 
 if TYPE_CHECKING:

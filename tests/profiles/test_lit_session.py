@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.demo.lit.server import LOST, STALLED, UNHEARD, CoreServer
+from oncemore.demo.core_server import LOST, STALLED, UNHEARD, CoreServer
 from oncemore.profiles.lit import (
     ActionOutcomeUnknown,
     CoreClient,

@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 
 import oncemore
-from oncemore.demo.nova_cat.server import ArchiveServer, image, make_broken_files, make_search, table
+from oncemore.demo.archive_server import ArchiveServer, image, make_broken_files, make_search, table
 from oncemore.errors import MissingExtra, UsageError
 from oncemore.log.store import HeadQuery
 from oncemore.outbox import JsonLinesSink as Lines

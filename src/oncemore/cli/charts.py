@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from oncemore._time_spans import format_seconds
+from oncemore.policy.explain import format_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

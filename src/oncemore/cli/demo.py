@@ -90,7 +90,7 @@ def _format_options(story: str) -> str:
 
 
 def _run_pipeline(options: dict[str, str | bool | None]) -> int:
-    from oncemore.demo.pipeline.story import main
+    from oncemore.demo.pipeline.pipeline_demo import main
 
     seed = options["seed"]
     return main(
@@ -100,13 +100,13 @@ def _run_pipeline(options: dict[str, str | bool | None]) -> int:
 
 
 def _run_retry(options: dict[str, str | bool | None]) -> int:
-    from oncemore.demo.retry.story import main
+    from oncemore.demo.retry_demo import main
 
     return main(["--fast"] if options["fast"] else [])
 
 
 def _run_kfm_loop(options: dict[str, str | bool | None]) -> int:
-    from oncemore.demo.kfm_loop import main, print_scenarios
+    from oncemore.demo.kfm_loop_demo import main, print_scenarios
 
     if options["list"]:
         return print_scenarios(sys.stdout)
@@ -117,19 +117,19 @@ def _run_kfm_loop(options: dict[str, str | bool | None]) -> int:
 
 
 def _run_lit(options: dict[str, str | bool | None]) -> int:
-    from oncemore.demo.lit.story import main
+    from oncemore.demo.lit_demo import main
 
     return main(sys.stdout, plain=bool(options["plain"]))
 
 
 def _run_nova_cat(options: dict[str, str | bool | None]) -> int:
-    from oncemore.demo.nova_cat.story import main
+    from oncemore.demo.nova_cat_demo import main
 
     return main(sys.stdout, plain=bool(options["plain"]))
 
 
 def _run_exoarmur(options: dict[str, str | bool | None]) -> int:
-    from oncemore.demo.exoarmur.story import main
+    from oncemore.demo.exoarmur.exoarmur_demo import main
 
     seed = options["seed"]
     return main(

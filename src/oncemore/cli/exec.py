@@ -189,11 +189,11 @@ class Remarks:
 
 
 def _make_options(command: tuple[str, ...], options: dict[str, Any]) -> ExecOptions:
+    from oncemore.config import POLICY_REQUIRED
     from oncemore.errors import UsageError
     from oncemore.open_engine import default_policy
     from oncemore.programs.command import ExecOptions
     from oncemore.retries.options import resolve_policy
-    from oncemore.settings import POLICY_REQUIRED
 
     if (options["key"] is None) is not options["key_from_args"]:
         raise UsageError("give either --key TEXT or --key-from-args; the key identifies the work")

@@ -161,7 +161,7 @@ def _print_quotas(name: str | None, store: str | None, *, in_json: bool) -> None
 
 
 def _print_breakers(out: OutputWriter, views: Sequence[BreakerView], now: float) -> None:
-    from oncemore._time_spans import format_seconds
+    from oncemore.policy.explain import format_seconds
     from oncemore.queries.times import format_age
 
     # A breaker is recorded at its first failure, so an empty store has none.
@@ -180,7 +180,7 @@ def _print_breakers(out: OutputWriter, views: Sequence[BreakerView], now: float)
 
 
 def _print_breaker(out: OutputWriter, view: BreakerView, events: Sequence[BreakerEvent]) -> None:
-    from oncemore._time_spans import format_seconds
+    from oncemore.policy.explain import format_seconds
     from oncemore.queries.times import format_time
 
     out.write_line(f"{view.name}: {view.state}", "green" if view.state == "CLOSED" else "yellow")
@@ -234,7 +234,7 @@ def _format_concurrency(quota: QuotaRecord) -> str:
 
 
 def _format_rate(quota: QuotaRecord, now: float) -> str:
-    from oncemore._time_spans import format_seconds
+    from oncemore.policy.explain import format_seconds
 
     if not quota.calls_per_period:
         return "-"

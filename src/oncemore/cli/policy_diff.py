@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from oncemore._time_spans import format_seconds
 from oncemore.cli.charts import format_number
 from oncemore.cli.policy_sheet import format_value
+from oncemore.policy.explain import format_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from oncemore._time_spans import format_seconds
 from oncemore.cli.charts import format_number
 from oncemore.cli.policy_list import shortest_path
+from oncemore.policy.explain import format_seconds
 from oncemore.queries.times import format_time
 
 TYPE_CHECKING = False

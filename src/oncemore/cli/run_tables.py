@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oncemore._time_spans import format_seconds
+from oncemore.policy.explain import format_seconds
 from oncemore.queries.times import format_time
 
 TYPE_CHECKING = False

@@ -11,7 +11,7 @@ claimed it, a stroke is a lease. A row that has not ended yet ends with ….
 
 from __future__ import annotations
 
-from oncemore._time_spans import format_seconds
+from oncemore.policy.explain import format_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

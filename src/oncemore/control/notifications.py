@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore._redact import log_warning
 from oncemore._values import Value
+from oncemore.config import NOTIFY_EVERY_S, NOTIFY_OF
 from oncemore.errors import StoreError, UsageError
 from oncemore.log.entry_codec import decode_head
 from oncemore.log.interrupt_shield import InterruptShield
 from oncemore.log.record import ArtifactRecord, EventRecord, RunRecord
 from oncemore.policy.canonical_json import canonical_digest, make_event_id
-from oncemore.settings import NOTIFY_EVERY_S, NOTIFY_OF
 from oncemore.steps.attempt import OURS
 
 if TYPE_CHECKING:

@@ -1,17 +1,13 @@
-"""See it work: six stories, each told by real parts on this machine.
+"""Six demonstrations that run real servers and processes on this machine (`oncemore demo`).
 
-    pipeline  orders are charged, booked, filed and told; the program is killed in the middle, and finishes
-    retry     seven calls to a flaky server, the waits and the reasons
+    pipeline  orders are charged, booked, filed and announced; the program is killed three times and finishes
+    retry     seven calls to a server that fails on purpose, with each wait and its reason
     kfm-loop  the reference scenarios of the KFM loop, each replayed from its log
-    lit       a review platform whose Core fails and whose database is locked
+    lit       a review platform with a failing Core and a locked database
     nova-cat  spectra from an archive that throttles, stalls and sends broken files
-    exoarmur  an agent on a bus of three servers, one of which is killed; hosts and streams are counted
+    exoarmur  an agent on a bus of three NATS servers, one of which is killed
 
-The first one plays with three processes, so that nobody has to take our word for anything:
-
-    story.py     conducts: starts, kills, shows; knows what happened from the two logs only
-    world.py     everybody else: a provider that fails, a webhook's desk, and the recorder of what they did
-    pipeline.py  the user's program, which is copied out and killed
-
-and `tally.py` counts at the end what really happened, from the recorder, the table and the folder.
+A demo is one module `<name>_demo.py`, or a folder if it needs several processes. `terminal.py`,
+`local_server.py`, `child_processes.py`, `effect_counts.py` and `summary_lines.py` are shared. Demos may
+import every other package; only `oncemore.cli` may import a demo.
 """

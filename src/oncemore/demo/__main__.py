@@ -1,4 +1,4 @@
-"""`python -m oncemore.demo` is `oncemore demo`, for where the program is not on the path."""
+"""`python -m oncemore.demo` is the same as `oncemore demo`."""
 
 from __future__ import annotations
 

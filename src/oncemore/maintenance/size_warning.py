@@ -10,8 +10,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from oncemore._values import Value
+from oncemore.config import WARN_FILE_MB, WARN_LEFT_MB, WARN_WAL_MB
 from oncemore.errors import Error
-from oncemore.settings import WARN_FILE_MB, WARN_LEFT_MB, WARN_WAL_MB
 
 if TYPE_CHECKING:
     from oncemore.log.store import MaintenanceStore, Store

@@ -1,5 +1,5 @@
 """Retry policies: values, backoff, verdicts, decisions, proofs and explanations.
 
-`files` loads policies from YAML; everything else only computes. Imports `errors`, `settings`, pure values
+`files` loads policies from YAML; everything else only computes. Imports `errors`, `config`, pure values
 and `classifiers`.
 """

@@ -6,7 +6,6 @@ decision and its explanation cannot disagree. `proof` uses the same numbers for 
 
 from __future__ import annotations
 
-from oncemore._time_spans import format_seconds
 from oncemore._values import Value, make
 from oncemore.policy.backoff import delay_terms
 from oncemore.policy.decide import compute_tuning, deadline_left
@@ -21,6 +20,15 @@ if TYPE_CHECKING:
     from oncemore.policy.decide import Decision, Reason, Situation
     from oncemore.policy.policy import Policy
     from oncemore.policy.tuning import TuningTerms
+
+
+def format_seconds(value: float) -> str:
+    """Return a duration for people: 0.42 s, 12 s, 4 min 10 s, 2 h 5 min."""
+    if value < 120:
+        return f"{value:.3g} s" if value < 10 else f"{value:.4g} s"
+    if value < 7200:
+        return f"{int(value // 60)} min {value % 60:.0f} s"
+    return f"{int(value // 3600)} h {int(value % 3600 // 60)} min"
 
 
 class DelayTerms(Value):

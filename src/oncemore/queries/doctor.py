@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from itertools import islice
 
-from oncemore._time_spans import format_seconds
 from oncemore._values import Value
 from oncemore.errors import StoreError
+from oncemore.policy.explain import format_seconds
 from oncemore.queries.runs import HELD
 from oncemore.queries.store_checks import (
     BAD,

@@ -6,12 +6,11 @@ second attempt with its decision, then the third one with its outcome.
 
 from __future__ import annotations
 
-from oncemore._time_spans import format_seconds
 from oncemore._values import Value
 from oncemore.control.model import APPROVAL_NEEDED
 from oncemore.errors import UsageError
 from oncemore.policy.closing import is_closing
-from oncemore.policy.explain import explain_decision
+from oncemore.policy.explain import explain_decision, format_seconds
 from oncemore.queries.times import format_time
 
 TYPE_CHECKING = False

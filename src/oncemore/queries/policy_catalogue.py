@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from oncemore._values import Value
-from oncemore.settings import policy_root
+from oncemore.config import policy_root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from itertools import islice
 
-from oncemore._time_spans import format_seconds
 from oncemore._values import Value
 from oncemore.errors import StoreError
+from oncemore.policy.explain import format_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -21,11 +21,10 @@ from contextvars import ContextVar
 from os import urandom
 
 from oncemore import clock as clocks
-from oncemore._time_spans import format_seconds
 from oncemore._values import FrozenRecord, Value, make
 from oncemore.errors import DeadlineExceeded, RetriesExhausted
 from oncemore.policy.decide import Decision, Situation, decide_retry
-from oncemore.policy.explain import decision_sentence
+from oncemore.policy.explain import decision_sentence, format_seconds
 from oncemore.policy.model import Failure
 
 TYPE_CHECKING = False

@@ -7,12 +7,12 @@ message names the option and its valid values.
 from __future__ import annotations
 
 from oncemore.classifiers.classify import classify, ensure_plugins_loaded
+from oncemore.config import are_retries_enabled
 from oncemore.errors import AttemptTimeout, UsageError, warn_policy
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import STANDARD, Policy, check_jitter, check_schedule, check_seed, policy_name
 from oncemore.policy.verdict import decide_verdict, forbids_retry
 from oncemore.retries.loop import NO_FALLBACK, RetryPlan
-from oncemore.settings import are_retries_enabled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -17,6 +17,13 @@ from typing import TYPE_CHECKING, Any
 from oncemore import clock as clocks
 from oncemore._redact import log_warning
 from oncemore.artifacts.store import Artifacts, ArtifactStore
+from oncemore.config import (
+    INLINE_WAIT_S,
+    LEASE_S,
+    LONGEST_LEASE_S,
+    RESTORED_COPY_CHOICES,
+    SHORTEST_LEASE_S,
+)
 from oncemore.control.notifications import CLOSE_TIMEOUT_S
 from oncemore.control.permits import PermissionCheck
 from oncemore.errors import RestoredCopy, UsageError
@@ -27,13 +34,6 @@ from oncemore.log.encryption import BodyCipher
 from oncemore.log.interrupt_shield import InterruptShield
 from oncemore.maintenance.size_warning import DEFAULT_LIMITS, SizeLimits, SizeMonitor
 from oncemore.policy.canonical_json import normalize_name
-from oncemore.settings import (
-    INLINE_WAIT_S,
-    LEASE_S,
-    LONGEST_LEASE_S,
-    RESTORED_COPY_CHOICES,
-    SHORTEST_LEASE_S,
-)
 from oncemore.steps.entered_engine import enter_engine, leave_engine
 from oncemore.steps.lease import WorkerLeases
 from oncemore.steps.recorded_policies import RecordedPolicies

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 
 from oncemore import clock as clocks
 from oncemore._ids import new_nonce, new_uuid7
+from oncemore.config import HEARTBEATS_PER_LEASE, LEASE_S
 from oncemore.errors import StoreError
 from oncemore.log.entry_codec import decode_head, encode_entry
 from oncemore.log.interrupt_shield import InterruptShield
 from oncemore.log.record import NOWHERE, RecordChange, WorkerRecord
 from oncemore.log.store import Batch, EntryWrite, HeadIndex, Stored
-from oncemore.settings import BEATS, LEASE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +72,7 @@ class WorkerIdentity:
     def is_fresh(self, now: float) -> bool:
         """Return whether enough of the lease is left for a new attempt."""
         state = self._state
-        return state is not None and state.lease_until - now > self._lease_s / BEATS
+        return state is not None and state.lease_until - now > self._lease_s / HEARTBEATS_PER_LEASE
 
     def has_attempt(self, entity: str, fence: int) -> bool:
         """Return whether this worker is making an attempt."""
@@ -251,7 +251,7 @@ class WorkerLeases:
                 # Before the worker is in use: an interrupted caller must not go on without a heartbeat.
                 with InterruptShield():
                     self.heartbeat = self.heartbeat or HeartbeatThread(
-                        self.lease_s / BEATS, _heartbeat_of(self._weak_engine)
+                        self.lease_s / HEARTBEATS_PER_LEASE, _heartbeat_of(self._weak_engine)
                     )
                 self.current = self.workers[worker.name] = worker
             elif not self.current.is_fresh(self._engine.now()):
@@ -260,7 +260,7 @@ class WorkerLeases:
 
     def identity_for(self, lease: tuple[float, float], now: float) -> WorkerIdentity:
         """Return the worker for a policy's lease (length, interval); the engine's own takes precedence."""
-        if self.lease_s != LEASE_S or lease == (LEASE_S, LEASE_S / BEATS):
+        if self.lease_s != LEASE_S or lease == (LEASE_S, LEASE_S / HEARTBEATS_PER_LEASE):
             return self.current_identity(now)
         with self._lock:
             worker = self._by_lease.get(lease)

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from oncemore.artifacts.artifact import check_name
+from oncemore.config import POLICY_REQUIRED
 from oncemore.errors import UsageError
 from oncemore.limits.cooldown_rules import Cooldown
 from oncemore.limits.cooldown_step import CooldownCall
@@ -20,7 +21,6 @@ from oncemore.policy.canonical_json import normalize_name
 from oncemore.policy.model import EFFECTS, Failure
 from oncemore.policy.policy import Policy, StepSettings
 from oncemore.retries.options import CHANGED, function_colour, policy_rate, resolve_budget, resolve_policy
-from oncemore.settings import POLICY_REQUIRED
 from oncemore.steps.arguments import RecordedArguments
 from oncemore.steps.engine import log
 from oncemore.steps.keys import KeyRule, cfg_hash, evaluate_option, parse_duration

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
-from oncemore._time_spans import format_seconds
 from oncemore.control.model import ALL_EXECUTION, APPROVAL_NEEDED, LOG_MOVED, PIPELINE, SWITCHES_UNKNOWN
 from oncemore.errors import (
     Cancelled,
@@ -26,6 +25,7 @@ from oncemore.errors import (
     RetriesExhausted,
     UsageError,
 )
+from oncemore.policy.explain import format_seconds
 
 if TYPE_CHECKING:
     from oncemore.log.record import RunRecord

@@ -8,8 +8,8 @@ Inside the block every wait of oncemore ends at once and is recorded; `attempts=
 everywhere, `attempts=2` limits each call to two attempts. Nothing is patched: the process uses another clock
 until the block ends. The pytest fixture `instant_retries` does the same.
 
-The folder also has the store contract, real nats-servers and a fault proxy. In the package only `demo`
-imports it.
+The folder also has the store contract, real nats-servers and a fault proxy. It imports `log`, `policy`
+and the clock; in the package only `demo` and the replay sandbox of `maintenance` import it.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ READS_SCIENCE = {
     "profiles/nova_cat/state_machine.py": set(),
     "profiles/nova_cat/steps.py": set(),
     "cli/cooldowns.py": set(),
-    "demo/nova_cat/story.py": set(),
+    "demo/nova_cat_demo.py": set(),
 }
 
 

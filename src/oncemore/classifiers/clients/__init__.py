@@ -1,1 +1,4 @@
-"""One table of rules per client library; a table names exception classes and never imports them."""
+"""One table of rules per client library; a table names exception classes and never imports them.
+
+Imports `classifiers` and the values of `policy`.
+"""

@@ -7,7 +7,8 @@
     files.listing(), files.names()        the known profiles
     files.schema()                        the JSON Schema of policy files
 
-`PolicyFileError` lists all faults of a file at once, with file, line, column and field.
+`PolicyFileError` lists all faults of a file at once, with file, line, column and field. The folder imports
+`policy`, `config` and the limits that a file can declare; the YAML reader is loaded at first use.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import re
 from pathlib import Path
 
 from oncemore._values import Value
+from oncemore.config import policy_root
 from oncemore.errors import PolicyError
 from oncemore.policy.files.file_reader import (
     LAYOUT,
@@ -27,7 +28,6 @@ from oncemore.policy.files.file_reader import (
     stamp_file,
 )
 from oncemore.policy.files.yaml_reader import MappingNode, ScalarNode, parse_yaml
-from oncemore.settings import policy_root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from oncemore._values import Value
+from oncemore.config import LEASE_S
 from oncemore.errors import PolicyError
 from oncemore.policy.backoff import Jitter, Schedule, planned_delay
 from oncemore.policy.files.fields import (
@@ -38,7 +39,6 @@ from oncemore.policy.policy import Policy
 from oncemore.policy.policy_checks import PER_RUN, broken_rules
 from oncemore.policy.tuning import Tuning
 from oncemore.policy.verdict import ErrorClasses, find_forbidden
-from oncemore.settings import LEASE_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

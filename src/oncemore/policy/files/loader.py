@@ -11,6 +11,7 @@ actually read, with the caller's line.
 from __future__ import annotations
 
 from oncemore._values import Value
+from oncemore.config import HEARTBEATS_PER_LEASE, LEASE_S
 from oncemore.errors import PolicyError, warn_policy
 from oncemore.limits.breaker_rules import BreakerRules
 from oncemore.policy.files.address import (
@@ -32,7 +33,6 @@ from oncemore.policy.files.file_reader import (
 from oncemore.policy.files.inheritance_chain import FileDraft, draft_file, is_governed
 from oncemore.policy.files.loaded import UNSIGNED, VERIFIED, Profile
 from oncemore.policy.policy import STANDARD, StepSettings
-from oncemore.settings import BEATS, LEASE_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _read_lease(fields: Mapping[str, float]) -> tuple[float, float] | None:
         return None
     # A file may give only one of the two; the other follows from the defaults of the engine.
     ttl_s = fields.get("ttl_s", LEASE_S)
-    return ttl_s, fields.get("renew_every_s", ttl_s / BEATS)
+    return ttl_s, fields.get("renew_every_s", ttl_s / HEARTBEATS_PER_LEASE)
 
 
 def load_breaker_rules(name: str | os.PathLike[str]) -> BreakerRules | None:

@@ -6,6 +6,7 @@ file (`FieldSpec.inert`). `tests/policy/files/test_effects.py` shows it for each
 
 from __future__ import annotations
 
+from oncemore.config import LONGEST_LEASE_S, SHORTEST_LEASE_S
 from oncemore.limits.breaker_rules import COUNTS
 from oncemore.policy.files.fields import (
     COOLDOWN_FIELDS,
@@ -16,7 +17,6 @@ from oncemore.policy.files.fields import (
     FieldSpec,
 )
 from oncemore.policy.model import STATES
-from oncemore.settings import LONGEST_LEASE_S, SHORTEST_LEASE_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

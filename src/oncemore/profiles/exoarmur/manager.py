@@ -12,6 +12,7 @@ from oncemore._redact import mask_text
 from oncemore.audit.recorder import OperationIds, SinkWriter, check_category
 from oncemore.audit.stream import AuditStream
 from oncemore.classifiers.classify import classify
+from oncemore.config import are_retries_enabled
 from oncemore.errors import (
     Deferred,
     InProgress,
@@ -41,7 +42,6 @@ from oncemore.profiles.exoarmur.record import (
     SharedFailure,
 )
 from oncemore.retries.loop import RetryPlan
-from oncemore.settings import are_retries_enabled
 from oncemore.steps.context import context
 
 if TYPE_CHECKING:

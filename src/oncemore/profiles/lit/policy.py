@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.error import URLError
 
+from oncemore.config import are_retries_enabled
 from oncemore.errors import UsageError, warn_policy
 from oncemore.policy import files
 from oncemore.policy.backoff import Schedule
 from oncemore.policy.verdict import decide_verdict
-from oncemore.settings import are_retries_enabled
 
 if TYPE_CHECKING:
     from oncemore.policy.model import Failure

@@ -5,7 +5,7 @@
         check(lambda: MyStore(tmp_path))
 
 A check takes a function that opens the store; each call returns a handle on the *same* data (for a store in
-memory: the same object). `oncemore.log.store` describes the promises.
+memory: the same object). `oncemore.log.store` describes the promises. The checks import `log`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is going to happen: orders, the faults that meet them, and all numbers, drawn from one seed."""
+"""The orders of the pipeline demo, their faults and all numbers, drawn from one seed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: How the provider treats one order each, visit after visit; then all is well. `drop` and `slow` do the work
-#: and then fail to say so; `reset` does nothing. The order that is held meets the first kill.
+#: How the provider treats the requests of one order, in turn; later requests succeed. `drop` and `slow`
+#: charge and then fail to reply; `reset` does nothing.
 SCRIPTS = (
     ("503", "429", "drop"),
     ("429",),
@@ -19,15 +19,16 @@ SCRIPTS = (
     ("drop",),
     ("402",),
 )
+#: The script of the order at which the first kill happens.
 HELD = ("503", "hold")
 REFUSED = "402"
-#: How many orders are worked on at a time: the one that is held is among the first.
+#: Orders that the program works on at the same time; the held one is among the first of them.
 AT_A_TIME = 4
 
 POLICY = """\
 version: "1"
 profile: demo
-description: what `oncemore demo` waits by
+description: the waits of `oncemore demo`
 retry_policy:
   max_attempts: 8
   schedule: exponential
@@ -41,9 +42,11 @@ retry_policy:
 
 
 class PipelinePlan(NamedTuple):
-    """Everything that the three processes are told.
+    """The input of the three processes.
 
-    pace  how slowly all of it goes: more for people, less for tests
+    pace      factor of all waits: above 1 for people, far below for tests
+    charges   the provider's script per order
+    messages  the webhook receiver's script per order
     """
 
     seed: str
@@ -51,58 +54,62 @@ class PipelinePlan(NamedTuple):
     careless: bool
     orders: tuple[tuple[str, int], ...]
     charges: dict[str, tuple[str, ...]]
-    told: dict[str, tuple[str, ...]]
+    messages: dict[str, tuple[str, ...]]
 
     @property
     def refused_orders(self) -> tuple[str, ...]:
-        """The orders that the provider refuses for good: nothing of them is to be done."""
+        """The orders that the provider refuses permanently; they should have no effects."""
         return tuple(order for order, script in self.charges.items() if REFUSED in script)
 
     @property
     def expected_orders(self) -> tuple[str, ...]:
-        """The orders of which every effect is to be there, once."""
+        """The orders that should have every effect once."""
         return tuple(order for order, _ in self.orders if order not in self.refused_orders)
 
     @property
-    def limit_s(self) -> float:
-        """How long an answer may take; longer than a moment is looked at before the kill."""
+    def timeout_s(self) -> float:
+        """The program's HTTP timeout; longer than the pause before a kill."""
         return 0.9 * self.pace + 1
 
-    def for_world(self) -> dict[str, Any]:
-        """Return what the world is told."""
+    def services_input(self) -> dict[str, Any]:
+        """Return the input of `shop_services.py`."""
         return {
-            "faults": {"charges": self.charges, "told": self.told},
-            "rest_s": 3 * self.pace,
+            "faults": {"charges": self.charges, "messages": self.messages},
+            "retry_after_s": 3 * self.pace,
             "takes_s": 0.4 * self.pace,
-            "slow_s": self.limit_s + 1,
+            "slow_s": self.timeout_s + 1,
         }
 
-    def for_pipeline(self, url: str) -> dict[str, Any]:
-        """Return what the user's program is told."""
+    def program_input(self, url: str) -> dict[str, Any]:
+        """Return the input of `user_program.py`."""
         return {
             "url": url,
             "orders": self.orders,
             "seed": self.seed,
             "pace": self.pace,
-            "limit_s": self.limit_s,
+            "timeout_s": self.timeout_s,
             "careless": self.careless,
         }
 
     def policy_yaml(self) -> str:
-        """Return the policy file that the program waits by."""
+        """Return the policy file of the program."""
         return POLICY.format(base=round(0.8 * self.pace, 3))
 
 
 def make_plan(seed: str, pace: float = 1.0, *, careless: bool = False) -> PipelinePlan:
-    """Return the plan of a seed: the same one every time."""
-    chance = random.Random(f"oncemore demo {seed}")  # noqa: S311 - a story, and to be told again
+    """Return the plan of a seed; the same seed gives the same plan."""
+    chance = random.Random(f"oncemore demo {seed}")  # noqa: S311 - repeatable, not secret
     names = [f"order-{number}" for number in range(1, len(SCRIPTS) + 2)]
+    # Among the first orders, so that the first kill comes early.
     held = names[chance.randrange(AT_A_TIME)]
     scripts = iter(chance.sample(SCRIPTS, len(SCRIPTS)))
     charges = {name: HELD if name == held else next(scripts) for name in names}
     orders = tuple((name, cents) for name, cents in zip(names, _draw_cents(chance), strict=False))
-    glad = [name for name in names if REFUSED not in charges[name]]
-    return PipelinePlan(seed, pace, careless, orders, charges, {chance.choice(glad): ("503",)})
+    accepted = [name for name in names if REFUSED not in charges[name]]
+    return PipelinePlan(
+        seed=seed, pace=pace, careless=careless, orders=orders, charges=charges,
+        messages={chance.choice(accepted): ("503",)},
+    )  # fmt: skip
 
 
 def _draw_cents(chance: random.Random) -> Iterator[int]:

@@ -1,7 +1,7 @@
-"""What happened, as it can be read: from the log of oncemore, and from the recorder of the world.
+"""Facts about a running pipeline demo, read from oncemore's log and from the recorder's file.
 
-A *fact* is plain data with its time in seconds since the story began, so that a story can be kept and drawn
-again (tools/pictures.py does). Nobody tells anything here: both are files that others write.
+A *fact* is a dictionary with the seconds since the start of the demo. Facts can be saved and drawn again
+later, as tools/pictures.py does.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from oncemore.log.store import Store
 
     Fact = dict[str, Any]
+    # Order, step, key and proof of a decision.
+    ProvedDecision = tuple[str, str, str, dict[str, Any]]
 
 
 class LogTail:
-    """New entries of a log, as facts about orders.
+    """Reads new entries of a log as facts about orders.
 
-    proofs  every decision that was made, with its order, step and key
+    proofs  every decision so far
     """
 
     def __init__(self, store: Store, began: float) -> None:
@@ -33,10 +35,10 @@ class LogTail:
         self._seq = 0
         self._states: dict[str, Any] = {}
         self._orders: dict[str, str] = {}
-        self.proofs: list[tuple[str, str, str, dict[str, Any]]] = []
+        self.proofs: list[ProvedDecision] = []
 
     def read_new_facts(self) -> Iterator[Fact]:
-        """Return what is new."""
+        """Yield the facts since the last call."""
         for entry in list(self._store.read_entries(None, self._seq)):
             self._seq = entry.seq
             header = decode_header(entry.header)
@@ -45,20 +47,21 @@ class LogTail:
                 self._states.get(header.entity), header.sets, kind
             )
             body = {} if entry.body is None else decode_body(entry.body, None)
+            # Only the first entry of a run has its arguments; the later ones are found by entity.
             order = (body.get("arguments") or body.get("payload") or {}).get("order")
             order = self._orders.setdefault(header.entity, order or "")
             if order and type(state) in (RunRecord, EventRecord):
-                yield self._make_fact(order, header.entity, header.at, state, body)
+                step = state.step if type(state) is RunRecord else "send"
+                if proof := body.get("proof"):
+                    self.proofs.append((order, step, header.entity.partition("/")[2], proof))
+                yield self._make_fact((order, step), header.at, state, body)
 
-    def _make_fact(self, order: str, entity: str, at: float, state: Any, body: dict[str, Any]) -> Fact:
-        """Return one transition; a message counts as a step of its own, `send`."""
-        step = state.step if type(state) is RunRecord else "send"
-        proof = body.get("proof") or {}
-        if proof:
-            self.proofs.append((order, step, entity.partition("/")[2], proof))
+    def _make_fact(self, order_step: tuple[str, str], at: float, state: Any, body: dict[str, Any]) -> Fact:
+        """Return one state change; the delivery of a message counts as a step, `send`."""
+        order, step = order_step
         return {
             "t": round(at - self._began, 3),
-            "who": "log",
+            "source": "log",
             "order": order,
             "step": step,
             "attempt": state.attempt,
@@ -66,26 +69,27 @@ class LogTail:
             "reason": state.reason,
             "code": (body.get("error") or {}).get("code", ""),
             "until": round(state.not_before - self._began, 3) if state.not_before else 0.0,
-            "sentence": proof.get("sentence", ""),
+            "sentence": (body.get("proof") or {}).get("sentence", ""),
         }
 
 
 class RecorderTail:
-    """New lines of the recorder, as facts; a line that is not whole yet is read the next time."""
+    """Reads new lines of the recorder's file as facts; an incomplete line is read at the next call."""
 
     def __init__(self, path: Path, began: float) -> None:
         self._path, self._began = path, began
-        self._read = 0
+        self._position = 0
 
     def read_new_facts(self) -> Iterator[Fact]:
-        """Return what is new."""
+        """Yield the facts since the last call."""
         if not self._path.exists():
             return
-        with self._path.open("rb") as book:
-            book.seek(self._read)
-            new = book.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        self._read += len(whole)
-        for line in whole.splitlines():
-            told = json.loads(line)
-            yield {**told, "who": "world", "t": round(told.pop("at") - self._began, 3)}
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            new = file.read()
+        # The recorder may be writing at this moment.
+        complete = new[: new.rfind(b"\n") + 1]
+        self._position += len(complete)
+        for text in complete.splitlines():
+            line = json.loads(text)
+            yield {**line, "source": "services", "t": round(line.pop("at") - self._began, 3)}

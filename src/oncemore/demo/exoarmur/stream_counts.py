@@ -1,9 +1,9 @@
-"""What really happened in `oncemore demo exoarmur`, counted by others than those who did it.
+"""Counts of effects, messages and audit events in `oncemore demo exoarmur`.
 
-effects    from the recorder of the world, which only appends
-messages   from the streams, read by the client of NATS alone, message by message
-events     the lines that the agents wrote down, and what the audit stream holds of them
-decisions  the delays in the audit stream, and those in the log
+effects    from the recorder's file of the hosts
+messages   from the streams, read message by message with nats-py
+events     from the agents' files, compared with the audit stream
+decisions  from the audit stream, compared with the log
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import oncemore
 from oncemore.audit import AuditStream, RetryAttempt, parse_event
-from oncemore.demo.pipeline.tally import make_count, read_json_lines
+from oncemore.demo.effect_counts import RECORDER_FILE, make_count, read_json_lines
 from oncemore.log.nats.servers import connect_first, parse_servers
 from oncemore.log.store import HeadQuery
 from oncemore.profiles.exoarmur.policy import builtin_categories
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from oncemore.audit import AuditEvent
-    from oncemore.demo.exoarmur.cast import AgentPlan
-    from oncemore.demo.pipeline.tally import EffectCount
+    from oncemore.demo.effect_counts import EffectCount
+    from oncemore.demo.exoarmur.agent_plan import AgentPlan
 
-#: What the effects are called, by the path that they come by.
+#: Names of the effects, by their path.
 EFFECTS = {"execute": "intents executed", "contain": "hosts contained", "release": "hosts released"}
 STREAMS = {"BELIEFS": "beliefs in stream", "INTENTS": "intents in stream", "AUDIT": "audit events"}
 MAX_RUNS = 10_000
 
 
 class EffectReport(NamedTuple):
-    """The counts, the audit stream, and what is wrong with any of it."""
+    """The counts, the audit stream, and the faults that were found in it."""
 
     counts: tuple[EffectCount, ...]
     audit: AuditStream
@@ -48,71 +48,78 @@ class EffectReport(NamedTuple):
 
 
 async def read_stream(url: str, stream: str) -> list[bytes]:
-    """Return every message of a stream in its order, each asked for by its number."""
-    line = await connect_first(parse_servers(url), 10.0)
+    """Return every message of a stream, in order."""
+    client = await connect_first(parse_servers(url), 10.0)
     try:
-        return await read_messages(line.jetstream(timeout=5.0), stream)
+        return await read_messages(client.jetstream(timeout=5.0), stream)
     finally:
-        await line.close()
+        await client.close()
 
 
 async def read_messages(streams: Any, stream: str) -> list[bytes]:
-    """Return the messages of a stream that nobody has deleted anything from."""
+    """Return the messages of a stream, each read by its number.
+
+    By number and not by a consumer, so that no message can be skipped. The demo deletes none.
+    """
     state = (await streams.stream_info(stream)).state
-    asked = (streams.get_msg(stream, number) for number in range(1, state.last_seq + 1))
-    return [message.data or b"" for message in await asyncio.gather(*asked)]
+    messages = (streams.get_msg(stream, number) for number in range(1, state.last_seq + 1))
+    return [message.data or b"" for message in await asyncio.gather(*messages)]
 
 
 async def count_effects(
     folder: Path, url: str, plan: AgentPlan, sent: Mapping[str, list[str]], tried: Mapping[str, int]
 ) -> EffectReport:
-    """Count everything; `sent` has what each stream acknowledged, `tried` how often it was asked to."""
+    """Count everything.
+
+    sent   the names of the messages that each stream acknowledged
+    tried  the number of publications per stream
+    """
     counts = count_host_effects(folder, plan)
     for stream, names in sent.items():
-        there = Counter(json.loads(one)["name"] for one in await read_stream(url, stream))
-        counts.append(make_count(STREAMS[stream], frozenset(names), tried[stream], there))
-    told = [
+        stored = Counter(json.loads(one)["name"] for one in await read_stream(url, stream))
+        counts.append(make_count(STREAMS[stream], frozenset(names), tried[stream], stored))
+    trails = [
         [json.dumps(one) for one in read_json_lines(folder / name)]
         for name in ("audit.jsonl", "audit-2.jsonl")
     ]
     events = [parse_event(json.loads(one)) for one in await read_stream(url, "AUDIT")]
+    # Compared as text, after the same round trip as the lines in the files.
     texts = [json.dumps(event.to_dict()) for event in events]
-    all_told = [one for trail in told for one in trail]
-    counts.append(make_count(STREAMS["AUDIT"], frozenset(all_told), len(all_told), Counter(texts)))
-    audit = AuditStream(events)
-    return EffectReport(
-        tuple(counts), audit, (*_find_disorder(told, texts), *find_untried_categories(events))
-    )
+    written = [one for trail in trails for one in trail]
+    counts.append(make_count(STREAMS["AUDIT"], frozenset(written), len(written), Counter(texts)))
+    faults = (*_find_disorder(trails, texts), *find_untried_categories(events))
+    return EffectReport(tuple(counts), AuditStream(events), faults)
 
 
 def count_host_effects(folder: Path, plan: AgentPlan) -> list[EffectCount]:
-    """Count the effects that the recorder has."""
-    seen = read_json_lines(folder / "recorder.jsonl")
+    """Count the recorded effects on hosts."""
+    lines = read_json_lines(folder / RECORDER_FILE)
     wanted = {"execute": plan.valid_intents, "contain": (*plan.hosts, plan.critical), "release": plan.hosts}
     return [
         make_count(
             name,
             frozenset(wanted[path]),
-            sum(line["what"] == "asked" and line["path"] == path for line in seen),
-            Counter(line["order"] for line in seen if line["what"] == "applied" and line["path"] == path),
+            sum(line["event"] == "requested" and line["path"] == path for line in lines),
+            Counter(line["order"] for line in lines if line["event"] == "applied" and line["path"] == path),
         )
         for path, name in EFFECTS.items()
     ]
 
 
-def _find_disorder(told: list[list[str]], texts: list[str]) -> list[str]:
-    """Say which agent's events came in another order than they were told in."""
+def _find_disorder(trails: list[list[str]], texts: list[str]) -> list[str]:
+    """Return the agents whose events are in another order in the stream than in their files."""
+    # Events of two agents may interleave; only the order within one agent counts.
     order = {text: at for at, text in enumerate(texts)}
-    places = [[order[one] for one in trail if one in order] for trail in told]
+    places = [[order[one] for one in trail if one in order] for trail in trails]
     return [
         f"the events of agent {number} came in another order"
-        for number, found in enumerate(places, 1)
-        if found != sorted(found)
+        for number, positions in enumerate(places, 1)
+        if positions != sorted(positions)
     ]
 
 
 def find_untried_categories(events: Iterable[AuditEvent]) -> list[str]:
-    """Say which of the 17 categories nothing went wrong in: the story is to show all of them at work."""
+    """Return the categories without any failure: the demo should show a failure under each of the 17."""
     met = {event.retry_category for event in events if event.event_type in _TROUBLE}
     return [
         f"nothing went wrong under {name}"
@@ -127,7 +134,8 @@ _TROUBLE = ("retry_attempt", "retry_exhausted", "retry_refused")
 def count_decisions(
     events: Iterable[AuditEvent], engine: oncemore.Engine
 ) -> tuple[Counter[Any], Counter[Any]]:
-    """Return every wait that was decided, as the audit stream has it and as the log has it."""
+    """Return the decided waits in the audit stream, and those in the log."""
+    # Operations that only read have no run in the log.
     reading = {one.code for one in builtin_categories().values() if one.kind == "reading"}
     in_stream = Counter(
         (event.operation, event.attempt_number, event.delay_seconds)

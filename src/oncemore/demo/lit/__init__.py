@@ -1,1 +1,0 @@
-"""A review platform whose core fails."""

@@ -1,1 +1,0 @@
-"""Spectra from an archive that throttles and sends broken files."""
