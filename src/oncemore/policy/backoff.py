@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Schedule(Value):
-    """A plan of delays, created by `exponential`, `linear` or `fixed`.
+    """A plan of delays, created by a function of `oncemore.backoff`.
 
     `cap` is the longest delay of a policy with this schedule; None leaves it to the policy. `exponent`
     says whether the first delay is `base * factor` or `base`.

@@ -31,7 +31,7 @@ from oncemore.outbox import OutboxRelay, WebhookSink
 PLAN = json.loads(Path("plan.json").read_text(encoding="utf-8"))
 PACE, CARELESS = PLAN["pace"], PLAN["careless"]
 POLICY = "demo.yaml"
-HURRIED = PATIENT.replace(schedule=oncemore.exponential(0.5 * PACE), max_delay_s=5.0)
+HURRIED = PATIENT.replace(schedule=oncemore.backoff.exponential(0.5 * PACE), max_delay_s=5.0)
 _direct = build_opener(ProxyHandler({}))  # whatever the environment says: it is on this machine
 
 

@@ -128,7 +128,7 @@ def call_with_oncemore(screen: TerminalStream, server: FlakyServer, pace: DemoTi
 
     patient = oncemore.retrying(
         fetch_status, on="transient", attempts=ATTEMPTS, timeout=pace.limit_s, seed=SEED,
-        wait=oncemore.exponential(pace.first_wait_s), on_retry=tell,
+        wait=oncemore.backoff.exponential(pace.first_wait_s), on_retry=tell,
     )  # fmt: skip
     try:
         outcome, good = f"{patient(server.url_for('ours', path))}", True
