@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import math
+from functools import wraps
+from typing import NamedTuple
 
 import click
 
@@ -16,6 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
+
+    from oncemore.cli.output import OutputWriter
 
 
 class FiniteNumber(click.ParamType[float]):
@@ -178,6 +182,53 @@ store_option = click.option(
     metavar="URL",
     help="Store: sqlite:///path, a path, postgresql://… or nats://…; default: from the settings.",
 )
+
+
+class CommandReport(NamedTuple):
+    """The result of a command: its JSON value, how it is printed as text, and the exit code."""
+
+    value: object
+    print_text: Callable[[OutputWriter], object]
+    exit_code: int = 0
+
+
+def store_command(
+    name: str, examples: str, groups: dict[str, str] | None = None, *, opener: str = "open_existing"
+) -> Callable[..., DocumentedCommand]:
+    """Return a decorator that makes a command on a store; its last options are --store and --json.
+
+    The function gets the opened store as its first argument and returns a `CommandReport`. The report is
+    written after the store was closed: a reader that pauses the pipe must not keep it open.
+
+    opener  the function of `queries.stores` that opens the store
+    """
+
+    def decorate(work: Callable[..., CommandReport]) -> DocumentedCommand:
+        @wraps(work)
+        def run_command(store: str | None, in_json: bool, **parameters: Any) -> int:
+            from oncemore.queries import stores
+
+            with getattr(stores, opener)(store) as opened:
+                report = work(opened, **parameters)
+            return write_report(report, in_json)
+
+        return json_option(store_option(documented_command(name, examples, groups)(run_command)))
+
+    return decorate
+
+
+def write_report(report: CommandReport, in_json: bool) -> int:
+    """Write the result of a command as JSON or as text, and return the exit code."""
+    from oncemore.cli.output import OutputWriter
+
+    out = OutputWriter(in_json=in_json)
+    if in_json:
+        out.write_json(report.value)
+    else:
+        report.print_text(out)
+    return report.exit_code
+
+
 reason_option = click.option("--reason", metavar="TEXT", required=True, help="The reason; it is recorded.")
 by_option = click.option(
     "--by", metavar="NAME", help="Name of the operator, to be recorded; default: the user of this process."
