@@ -16,7 +16,7 @@ from oncemore._version import __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
     from oncemore.cli.output import OutputWriter
@@ -215,6 +215,30 @@ def store_command(
         return json_option(store_option(documented_command(name, examples, groups)(run_command)))
 
     return decorate
+
+
+def report_command(name: str, examples: str) -> Callable[..., DocumentedCommand]:
+    """Return a decorator that makes a command without a store, whose function returns a `CommandReport`."""
+
+    def decorate(work: Callable[..., CommandReport]) -> DocumentedCommand:
+        @wraps(work)
+        def run_command(in_json: bool, **parameters: Any) -> int:
+            return write_report(work(**parameters), in_json)
+
+        return json_option(documented_command(name, examples)(run_command))
+
+    return decorate
+
+
+def report_ids(ids: Iterable[str]) -> CommandReport:
+    """Return the result of a command with --ids: one id per line, as input for another command."""
+    listed = list(ids)
+
+    def print_ids(out: OutputWriter) -> None:
+        for one in listed:
+            out.write_line(one)
+
+    return CommandReport(listed, print_ids)
 
 
 def write_report(report: CommandReport, in_json: bool) -> int:

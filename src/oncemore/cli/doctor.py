@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import click
 
-from oncemore.cli.commands import documented_command, json_option, store_option
+from oncemore.cli.commands import (
+    CommandReport,
+    documented_command,
+    json_option,
+    store_option,
+    write_report,
+)
 from oncemore.cli.maintenance import confirm_or_fail, yes_option
-from oncemore.cli.output import OutputWriter
 from oncemore.cli.progress import ProgressLine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from oncemore.cli.output import Color
+    from oncemore.cli.output import Color, OutputWriter
     from oncemore.maintenance.rebuild import RebuildReport
     from oncemore.queries.doctor import DoctorReport
     from oncemore.queries.health import HealthReport
@@ -77,7 +82,6 @@ def doctor(
         from oncemore.queries.step_commands import import_steps
 
         steps = import_steps(modules)
-    out = OutputWriter(in_json=in_json)
     with open_read_only(store) as opened:
         report = check_store(opened, steps, folder_of(store))
         if rebuild:
@@ -87,12 +91,10 @@ def doctor(
     # The read-only store is closed before the repair opens the same store for writing.
     if write and rebuilt is not None and rebuilt.wrong:
         report = _repair_heads(report, rebuilt, store, in_json)
-    if in_json:
-        out.write_json({**report._asdict(), "worst": report.worst})
-    else:
-        print_report(out, report)
+    value = {**report._asdict(), "worst": report.worst}
     # A warning does not fail a script that runs `doctor` regularly.
-    return 1 if report.worst == "bad" else 0
+    code = 1 if report.worst == "bad" else 0
+    return write_report(CommandReport(value, lambda out: print_report(out, report), code), in_json)
 
 
 def _remove_companions(store: str | None, yes: bool, in_json: bool) -> int:
@@ -104,12 +106,8 @@ def _remove_companions(store: str | None, yes: bool, in_json: bool) -> int:
         "Remove the companion files?",
     )
     removed = stores.remove_companions(store)
-    out = OutputWriter(in_json=in_json)
-    if in_json:
-        out.write_json({"removed": removed})
-    else:
-        out.write_line(f"removed {', '.join(removed)}" if removed else "There are no companion files.")
-    return 0
+    text = f"removed {', '.join(removed)}" if removed else "There are no companion files."
+    return write_report(CommandReport({"removed": removed}, lambda out: out.write_line(text)), in_json)
 
 
 def _repair_heads(
@@ -167,17 +165,13 @@ def health(against: str | None, store: str | None, in_json: bool) -> int:
     from oncemore.queries.health import judge_store
     from oncemore.queries.stores import artifact_store_of, open_read_only
 
-    out = OutputWriter(in_json=in_json)
     with ExitStack() as stack:
         opened = stack.enter_context(open_read_only(store))
         other = stack.enter_context(open_read_only(against)) if against else None
         progress = stack.enter_context(ProgressLine("checking", quiet=in_json))
         report = judge_store(opened, artifact_store_of(store), progress, other)
-    if in_json:
-        out.write_json(report)
-    else:
-        print_health(out, report)
-    return 0 if report.healthy else 1
+    code = 0 if report.healthy else 1
+    return write_report(CommandReport(report, lambda out: print_health(out, report), code), in_json)
 
 
 def print_health(out: OutputWriter, report: HealthReport) -> None:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import click
 
-from oncemore.cli.commands import LazyGroup, documented_command, json_option, store_option
+from oncemore.cli.commands import (
+    CommandReport,
+    LazyGroup,
+    documented_command,
+    json_option,
+    store_command,
+)
 from oncemore.cli.output import OutputWriter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import TextIO
 
+    from oncemore.log.store import Store
     from oncemore.policy.canonical_json import Plain
+    from oncemore.queries.key_audit import KeyOperation
 
 EXAMPLES = """
 oncemore key --operation kill_switch_update --tenant tenant-123 --param switch_name=all
@@ -41,42 +49,33 @@ def key() -> None:
     """
 
 
-@documented_command("show", SHOW)
+@store_command("show", SHOW, opener="open_read_only")
 @click.argument("name", metavar="KEY", help="The key, or a unique prefix.")
 @click.option("--audit", "files", metavar="FILE", type=click.File(encoding="utf-8"), multiple=True,
               help="File of audit events; only these record hits.")  # fmt: skip
-@store_option
-@json_option
-def show(name: str, files: tuple[TextIO, ...], store: str | None, in_json: bool) -> None:
+def show(store: Store, name: str, files: tuple[TextIO, ...]) -> CommandReport:
     """List the operations on the record of a key.
 
     Hit, record, clear and expiry in order of time, each with its correlation id. The log does not record
     hits: give the audit file with --audit.
     """
     from oncemore.queries.key_audit import list_key_operations
-    from oncemore.queries.stores import open_read_only
+
+    full_key, operations = list_key_operations(store, name, files)
+    value = {"key": full_key, "operations": operations}
+    return CommandReport(value, lambda out: _print_operations(out, full_key, operations))
+
+
+def _print_operations(out: OutputWriter, key: str, operations: Sequence[KeyOperation]) -> None:
     from oncemore.queries.times import format_time
 
-    # An audit must not change the store, and needs no right to write.
-    with open_read_only(store) as opened:
-        full_key, operations = list_key_operations(opened, name, files)
-    out = OutputWriter(in_json=in_json)
-    if in_json:
-        out.write_json({"key": full_key, "operations": operations})
-    else:
-        out.write_line(full_key, "bold")
-        # An operation from an audit file has no entry in the log; its source is the file.
-        rows = [
-            (
-                format_time(operation.at),
-                operation.action,
-                operation.correlation_id,
-                operation.operation,
-                operation.entry or operation.source,
-            )
-            for operation in operations
-        ]
-        out.write_table([COLUMN_HEADS, *rows])
+    out.write_line(key, "bold")
+    # An operation from an audit file has no entry in the log; its source is the file.
+    rows = [
+        (format_time(one.at), one.action, one.correlation_id, one.operation, one.entry or one.source)
+        for one in operations
+    ]
+    out.write_table([COLUMN_HEADS, *rows])
 
 
 @documented_command("compute", EXAMPLES)

@@ -8,7 +8,16 @@ from itertools import islice
 import click
 
 from oncemore.cli import completion
-from oncemore.cli.commands import by_option, documented_command, json_option, reason_option, store_option
+from oncemore.cli.commands import (
+    CommandReport,
+    by_option,
+    documented_command,
+    json_option,
+    reason_option,
+    store_command,
+    store_option,
+    write_report,
+)
 from oncemore.cli.output import OutputWriter
 from oncemore.cli.params import DURATION
 from oncemore.errors import StoreError
@@ -17,6 +26,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from oncemore.maintenance.backup import StoreSizes
+    from oncemore.maintenance.prune import PruneReport
+    from oncemore.steps.engine import Engine
 
 MAX_DOUBTFUL_RUNS = 50
 EVIDENCE_HINT = "Stop writing to this store, restore a backup, and keep this file as evidence."
@@ -76,7 +89,7 @@ def prune(
     by: str | None,
     yes: bool,
     in_json: bool,
-) -> None:
+) -> int:
     """Delete the data of finished runs; keep their keys.
 
     Deletes arguments, results, errors and the payloads of delivered events. Without --older-than, only runs
@@ -93,10 +106,11 @@ def prune(
             older_than=older_than, step=step, dry_run=dry_run, reason=reason, by=by,
             forget_keys_after=forget_keys_after,
         )  # fmt: skip
-    out = OutputWriter(in_json=in_json)
-    if in_json:
-        out.write_json({**report._asdict(), "dry_run": dry_run})
-        return
+    value = {**report._asdict(), "dry_run": dry_run}
+    return write_report(CommandReport(value, lambda out: _print_pruned(out, report, dry_run)), in_json)
+
+
+def _print_pruned(out: OutputWriter, report: PruneReport, dry_run: bool) -> None:
     out.write_line(
         f"{'would prune' if dry_run else 'pruned'} {_format_runs(report.runs)}, {report.events} events"
     )
@@ -144,39 +158,28 @@ def erase(key: str, store: str | None, reason: str, by: str | None, yes: bool, i
     confirm_or_fail(yes, f"Erase all data of the runs of {key}? This cannot be undone.")
     with open_existing(store) as engine:
         report = engine.erase(key, reason=reason, by=by)
-    out = OutputWriter(in_json=in_json)
-    if in_json:
-        out.write_json(report)
-    else:
+
+    def print_text(out: OutputWriter) -> None:
         out.write_line(f"erased {report.key}: {report.events} events, {len(report.artifacts)} files")
         for rest in report.remaining:
             out.write_paragraph(rest, "yellow", "not erased: ")
-    return 1 if report.remaining else 0
+
+    return write_report(CommandReport(report, print_text, 1 if report.remaining else 0), in_json)
 
 
-@documented_command("backup", "oncemore backup /backups/log-2026-11-16.db")
+@store_command("backup", "oncemore backup /backups/log-2026-11-16.db")
 @click.argument("file", type=click.Path(dir_okay=False), help="The new file; an existing file is refused.")
-@store_option
 @click.option("--reason", metavar="TEXT", default="backup", help="The reason; it is recorded.")
 @by_option
-@json_option
-def backup(file: str, store: str | None, reason: str, by: str | None, in_json: bool) -> None:
+def backup(engine: Engine, file: str, reason: str, by: str | None) -> CommandReport:
     """Copy a store to a new file while it is in use.
 
     The copy is verified before it gets its name. No work with an effect runs on a copy until
     `oncemore restore --acknowledge`. Artifact files are beside the store; copy them as files.
     """
-    from oncemore.queries.stores import open_existing
-
-    with open_existing(store) as engine:
-        report = engine.backup(file, reason=reason, by=by, progress=make_progress_counter("pages"))
-    out = OutputWriter(in_json=in_json)
-    if in_json:
-        out.write_json(report)
-    else:
-        out.write_line(
-            f"{report.path}: {report.entries:,} entries, {report.bytes:,} bytes, verified", "green"
-        )
+    report = engine.backup(file, reason=reason, by=by, progress=make_progress_counter("pages"))
+    text = f"{report.path}: {report.entries:,} entries, {report.bytes:,} bytes, verified"
+    return CommandReport(report, lambda out: out.write_line(text, "green"))
 
 
 @documented_command(
@@ -196,7 +199,6 @@ def restore(store: str | None, acknowledge: bool, reason: str | None, by: str | 
     from oncemore.maintenance.backup import list_unfinished_runs
     from oncemore.queries.stores import open_existing
 
-    out = OutputWriter(in_json=in_json)
     # Only --acknowledge needs a reason, so the option is not a required one.
     if acknowledge and not reason:
         raise click.UsageError("Missing option '--reason'.", click.get_current_context())
@@ -207,17 +209,18 @@ def restore(store: str | None, acknowledge: bool, reason: str | None, by: str | 
         is_held = bool(copy_notice) and not acknowledge
         # One more than is printed, to know whether the list is complete.
         runs = list(islice(list_unfinished_runs(engine), MAX_DOUBTFUL_RUNS + 1)) if is_held else []
-    if in_json:
-        out.write_json({"held": is_held, "why": copy_notice, "in_doubt": runs[:MAX_DOUBTFUL_RUNS]})
-        return int(is_held)
-    if not copy_notice:
-        out.write_line("This store is not a copy; no work is held.", "green")
-    elif acknowledge:
-        out.write_line("acknowledged: work can run on this store", "green")
-    else:
-        out.write_paragraph(f"held: {copy_notice}", "yellow")
-        _print_doubtful_runs(out, runs)
-    return int(is_held)
+
+    def print_text(out: OutputWriter) -> None:
+        if not copy_notice:
+            out.write_line("This store is not a copy; no work is held.", "green")
+        elif acknowledge:
+            out.write_line("acknowledged: work can run on this store", "green")
+        else:
+            out.write_paragraph(f"held: {copy_notice}", "yellow")
+            _print_doubtful_runs(out, runs)
+
+    value = {"held": is_held, "why": copy_notice, "in_doubt": runs[:MAX_DOUBTFUL_RUNS]}
+    return write_report(CommandReport(value, print_text, int(is_held)), in_json)
 
 
 def _print_doubtful_runs(out: OutputWriter, runs: list[Any]) -> None:
@@ -236,19 +239,14 @@ def _print_doubtful_runs(out: OutputWriter, runs: list[Any]) -> None:
     )
 
 
-@documented_command("sizes", "oncemore sizes\noncemore sizes --json")
-@store_option
-@json_option
-def sizes(store: str | None, in_json: bool) -> None:
+@store_command("sizes", "oncemore sizes\noncemore sizes --json")
+def sizes(engine: Engine) -> CommandReport:
     """Print the number of entries and the disk space of a store."""
-    from oncemore.queries.stores import open_existing
+    measured = engine.measure_sizes()
+    return CommandReport(measured, lambda out: _print_sizes(out, measured))
 
-    with open_existing(store) as engine:
-        sizes = engine.measure_sizes()
-    out = OutputWriter(in_json=in_json)
-    if in_json:
-        out.write_json(sizes)
-        return
+
+def _print_sizes(out: OutputWriter, sizes: StoreSizes) -> None:
     rows = [
         (kind, f"{size.entities:,}", f"{size.entries:,}", f"{size.bytes:,}")
         for kind, size in sorted(sizes.kinds.items())

@@ -71,14 +71,6 @@ class OutputWriter:
         """Replace the unfinished last line of a terminal; an empty text removes it."""
         self._write_text("\r\033[K" + show_controls(text)[: self.width - 1], end="")
 
-    def write_ids(self, names: Sequence[str]) -> None:
-        """Write ids as input for another command: one per line, or a list with --json."""
-        if self.in_json:
-            self.write_json(names)
-        else:
-            for name in names:
-                self.write_line(name)
-
     def write_paragraph(self, text: str, color: Color = "", lead: str = "") -> None:
         """Write a wrapped paragraph; its further lines are indented by the length of the lead."""
         from textwrap import wrap

@@ -8,11 +8,13 @@ import click
 
 from oncemore.cli import completion
 from oncemore.cli.commands import (
+    CommandReport,
     FiniteNumber,
     LazyGroup,
     WholeNumber,
     documented_command,
     json_option,
+    report_command,
     store_option,
 )
 from oncemore.cli.output import OutputWriter
@@ -59,9 +61,8 @@ def _policy_argument(name: str, text: str) -> Callable[[F], F]:
 provider_option = click.option("--provider", metavar="NAME", help="Use the values of this provider.")
 
 
-@documented_command("list", "oncemore policy list\nONCEMORE_POLICY_ROOT=policies oncemore policy list --json")
-@json_option
-def list_(in_json: bool) -> None:
+@report_command("list", "oncemore policy list\nONCEMORE_POLICY_ROOT=policies oncemore policy list --json")
+def list_() -> CommandReport:
     """List the available policies.
 
     Attempts and time limits are shown as the range over all policies of a profile. A packaged file is
@@ -70,12 +71,8 @@ def list_(in_json: bool) -> None:
     from oncemore.cli.policy_list import print_profiles
     from oncemore.queries.policy_catalogue import list_profiles
 
-    out = OutputWriter(in_json=in_json)
     profiles = list_profiles()
-    if in_json:
-        out.write_json(profiles)
-    else:
-        print_profiles(out, profiles)
+    return CommandReport(profiles, lambda out: print_profiles(out, profiles))
 
 
 #: A proof is JSON, which has no infinity and no NaN.
@@ -228,14 +225,13 @@ def _print_answer(out: OutputWriter, found: FoundPolicy, question: PolicyQuestio
         )
 
 
-@documented_command(
+@report_command(
     "check", "oncemore policy check policies/*.yaml\noncemore policy check - < policies/mine.yaml"
 )
 @click.argument(
     "files", nargs=-1, required=True, metavar="FILE...", help="Policy files; - is standard input."
 )
-@json_option
-def check(files: tuple[str, ...], in_json: bool) -> int:
+def check(files: tuple[str, ...]) -> CommandReport:
     """Find all errors in policy files.
 
     Each error is printed with file, line, column, field and the allowed values. Exit code 1 if a file is not
@@ -251,15 +247,11 @@ def check(files: tuple[str, ...], in_json: bool) -> int:
         else policies.check_file(file)
         for file in files
     ]
-    out = OutputWriter(in_json=in_json)
-    if in_json:
-        out.write_json(checks)
-    else:
-        print_checks(out, checks)
-    return 0 if all(result.good for result in checks) else 1
+    is_valid = all(result.good for result in checks)
+    return CommandReport(checks, lambda out: print_checks(out, checks), 0 if is_valid else 1)
 
 
-@documented_command(
+@report_command(
     "diff",
     "oncemore policy diff kfm-loop p2-batch-reporting\noncemore policy diff kfm-rules mine.yaml --exit-code",
 )
@@ -267,8 +259,7 @@ def check(files: tuple[str, ...], in_json: bool) -> int:
 @_policy_argument("b", "Address or file of another policy.")
 @provider_option
 @click.option("--exit-code", is_flag=True, help="Exit with 1 if the policies decide differently.")
-@json_option
-def diff(a: str, b: str, provider: str | None, exit_code: bool, in_json: bool) -> int:
+def diff(a: str, b: str, provider: str | None, exit_code: bool) -> CommandReport:
     """Compare two policies by field, delay and decision.
 
     Both decide about the same example situations; the differences are printed.
@@ -279,13 +270,9 @@ def diff(a: str, b: str, provider: str | None, exit_code: bool, in_json: bool) -
 
     first, second = find_policy(a, provider), find_policy(b, provider)
     difference = compare_policies(first.policy, second.policy, (first.address, second.address))
-    out = OutputWriter(in_json=in_json)
-    if in_json:
-        out.write_json(difference)
-    else:
-        print_difference(out, difference)
     # As in `git diff`, a difference is not a failure unless the caller asks for it.
-    return 1 if exit_code and not difference.same else 0
+    code = 1 if exit_code and not difference.same else 0
+    return CommandReport(difference, lambda out: print_difference(out, difference), code)
 
 
 @documented_command("plot", "oncemore policy plot kfm-loop\noncemore policy plot kfm-rules --runs 3\n"

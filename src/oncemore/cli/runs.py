@@ -6,19 +6,20 @@ import click
 
 from oncemore.cli import completion
 from oncemore.cli.commands import (
+    CommandReport,
     WholeNumber,
     WordChoice,
-    documented_command,
     ids_option,
-    json_option,
-    store_option,
+    report_ids,
+    store_command,
 )
-from oncemore.cli.output import OutputWriter
 from oncemore.policy.model import STATES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from oncemore.log.store import Store
 
 RUNS_EXAMPLES = """
 oncemore runs
@@ -46,10 +47,12 @@ run_argument = click.argument(
 )
 
 
-@documented_command(
-    "runs", RUNS_EXAMPLES, {"Filters": "step state error dataset tenant correlation since until held limit"}
+@store_command(
+    "runs",
+    RUNS_EXAMPLES,
+    {"Filters": "step state error dataset tenant correlation since until held limit"},
+    opener="open_read_only",
 )
-@store_option
 @click.option("--step", metavar="NAME", shell_complete=completion.complete_steps, help="Only this step.")
 @click.option("--state", type=WordChoice(STATES), metavar="STATE", help=f"{', '.join(STATES)}.")
 @click.option("--error", metavar="CLASS", help="Only this error class in the last attempt, such as HTTP_503.")
@@ -62,39 +65,27 @@ run_argument = click.argument(
 # The limit bounds the memory for a store with millions of runs.
 @click.option("--limit", metavar="N", type=WholeNumber(1, 100_000), default=50, help="Maximum number (50).")
 @ids_option
-@json_option
-def runs(
-    store: str | None, since: str | None, until: str | None, only_ids: bool, in_json: bool, **filters: Any
-) -> None:
+def runs(store: Store, since: str | None, until: str | None, only_ids: bool, **filters: Any) -> CommandReport:
     """List runs, most recently changed first.
 
     Each key has one line, for its latest run.
     """
     from oncemore.cli.run_tables import print_runs
     from oncemore.queries.runs import RunFilter, list_runs
-    from oncemore.queries.stores import open_read_only
     from oncemore.queries.times import parse_instant
 
-    out = OutputWriter(in_json=in_json)
-    with open_read_only(store) as opened:
-        # Relative times count from the clock of the store, which wrote the times in the log.
-        now = opened.now()
-        start, end = (None if text is None else parse_instant(text, now) for text in (since, until))
-        rows = list_runs(opened, RunFilter(**filters, since=start, until=end))
-    # With --ids, --json prints a list of ids.
+    # Relative times count from the clock of the store, which wrote the times in the log.
+    now = store.now()
+    start, end = (None if text is None else parse_instant(text, now) for text in (since, until))
+    rows = list_runs(store, RunFilter(**filters, since=start, until=end))
     if only_ids:
-        out.write_ids([row.run_id for row in rows])
-    elif in_json:
-        out.write_json(rows)
-    else:
-        print_runs(out, rows, filters["limit"], now)
+        return report_ids(row.run_id for row in rows)
+    return CommandReport(rows, lambda out: print_runs(out, rows, filters["limit"], now))
 
 
-@documented_command("show", SHOW_EXAMPLES)
+@store_command("show", SHOW_EXAMPLES, opener="open_read_only")
 @run_argument
-@store_option
-@json_option
-def show(run: str, store: str | None, in_json: bool) -> None:
+def show(store: Store, run: str) -> CommandReport:
     """Show one run: attempts, delays and leases as a timeline.
 
     Also shows its arguments, result, outputs and log entries. Texts are shown as stored.
@@ -102,26 +93,17 @@ def show(run: str, store: str | None, in_json: bool) -> None:
     from oncemore.cli.run_tables import print_timeline
     from oncemore.queries.run_timeline import load_timeline
     from oncemore.queries.runs import find_run
-    from oncemore.queries.stores import open_read_only
 
-    out = OutputWriter(in_json=in_json)
-    with open_read_only(store) as opened:
-        timeline = load_timeline(opened, find_run(opened, run))
-    # The store is closed before the output: a reader that pauses the pipe must not keep it open.
-    if in_json:
-        out.write_json(timeline)
-    else:
-        print_timeline(out, timeline)
+    timeline = load_timeline(store, find_run(store, run))
+    return CommandReport(timeline, lambda out: print_timeline(out, timeline))
 
 
-@documented_command("explain", EXPLAIN_EXAMPLES)
+@store_command("explain", EXPLAIN_EXAMPLES, opener="open_read_only")
 @run_argument
 @click.option(
     "--attempt", metavar="N", type=WholeNumber(1), help="Only the delay and the outcome of this attempt."
 )
-@store_option
-@json_option
-def explain(run: str, attempt: int | None, store: str | None, in_json: bool) -> None:
+def explain(store: Store, run: str, attempt: int | None) -> CommandReport:
     """Explain the decisions of a run.
 
     For each attempt: its start, the reason of its delay, its outcome, and the decision that followed with
@@ -131,13 +113,7 @@ def explain(run: str, attempt: int | None, store: str | None, in_json: bool) -> 
     from oncemore.queries.explain import explain_run
     from oncemore.queries.run_timeline import load_timeline
     from oncemore.queries.runs import find_run
-    from oncemore.queries.stores import open_read_only
 
-    out = OutputWriter(in_json=in_json)
-    with open_read_only(store) as opened:
-        # The whole timeline is needed for one attempt too: the attempt before has decided its delay.
-        explanation = explain_run(load_timeline(opened, find_run(opened, run)), attempt)
-    if in_json:
-        out.write_json(explanation)
-    else:
-        print_explanation(out, explanation)
+    # The whole timeline is needed for one attempt too: the attempt before has decided its delay.
+    explanation = explain_run(load_timeline(store, find_run(store, run)), attempt)
+    return CommandReport(explanation, lambda out: print_explanation(out, explanation))

@@ -7,8 +7,15 @@ from typing import Any
 import click
 
 from oncemore.cli import completion
-from oncemore.cli.commands import by_option, documented_command, json_option, reason_option, store_option
-from oncemore.cli.output import OutputWriter
+from oncemore.cli.commands import (
+    CommandReport,
+    by_option,
+    documented_command,
+    json_option,
+    reason_option,
+    store_option,
+    write_report,
+)
 from oncemore.cli.params import DURATION, PAIR
 
 TYPE_CHECKING = False
@@ -74,16 +81,12 @@ def _call_step(
 
 
 def _print_run(run: Any, in_json: bool) -> int:
-    record, out = run.state, OutputWriter(in_json=in_json)
-    if in_json:
-        fields = {"run_id": record.run_id, "step": record.step, "key": run.key, "status": run.status}
-        # A due time of 0 means at once, which has no time in JSON.
-        out.write_json({**fields, "reason": record.reason, "due": record.not_before or None})
-    else:
-        out.write_line(
-            f"{record.step} {record.run_id}: {run.status}{f' ({record.reason})' if record.reason else ''}"
-        )
-    return 0
+    record = run.state
+    fields = {"run_id": record.run_id, "step": record.step, "key": run.key, "status": run.status}
+    # A due time of 0 means at once, which has no time in JSON.
+    value = {**fields, "reason": record.reason, "due": record.not_before or None}
+    text = f"{record.step} {record.run_id}: {run.status}{f' ({record.reason})' if record.reason else ''}"
+    return write_report(CommandReport(value, lambda out: out.write_line(text)), in_json)
 
 
 @step_command(
