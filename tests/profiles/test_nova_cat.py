@@ -224,7 +224,7 @@ def test_a_404_is_terminal_and_retry_after_is_obeyed(
 def test_a_file_that_is_too_large_is_terminal(
     engine: oncemore.Engine, archive: ArchiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oncemore.profiles.nova_cat.fetch.MAX_BYTES", 1000)
+    monkeypatch.setattr("oncemore.profiles.nova_cat.fits.MAX_BYTES", 1000)
     made = NovaCat().acquire(product(archive.put("/x.fits", image())))
     assert (made.outcome, made.reason) == ("TERMINAL_FAILURE", "INVALID_FIELD")
 

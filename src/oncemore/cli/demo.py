@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from oncemore.cli import completion
+from oncemore.cli import params
 from oncemore.cli.commands import documented_command
 from oncemore.cli.output import discard_output
 from oncemore.errors import UsageError
@@ -45,7 +45,7 @@ DEMO_OPTIONS = {
 @click.option(
     "--scenario",
     metavar="NAME",
-    shell_complete=completion.complete_scenarios,
+    shell_complete=params.complete_scenarios,
     help="Run only this scenario.",
 )
 @click.option("--list", is_flag=True, help="List the scenarios and run none.")

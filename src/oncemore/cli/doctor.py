@@ -12,7 +12,7 @@ from oncemore.cli.commands import (
     write_report,
 )
 from oncemore.cli.maintenance import confirm_or_fail, yes_option
-from oncemore.cli.progress import ProgressLine
+from oncemore.cli.output import ProgressLine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

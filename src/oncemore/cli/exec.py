@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from oncemore.cli import completion
+from oncemore.cli import params
 from oncemore.cli.commands import WholeNumber, by_option, documented_command, store_option
 from oncemore.cli.output import OutputWriter
 from oncemore.cli.params import DURATION, PAIR, SIZE, format_span, parse_duration
@@ -58,7 +58,7 @@ OPTION_GROUPS = {
 @click.option("--correlation-id", metavar="ID", help="Correlation id of all records.")
 @click.option("--effect", type=click.Choice(["once", "idempotent", "pure"]), default="once", metavar="WORD",
               help="once (default), idempotent or pure: may it run twice?")  # fmt: skip
-@click.option("--policy", metavar="ADDRESS", shell_complete=completion.complete_policies,
+@click.option("--policy", metavar="ADDRESS", shell_complete=params.complete_policies,
               help="Retry policy; default: standard.")  # fmt: skip
 @click.option("--attempts", metavar="N", type=WholeNumber(1, 1000), help="Maximum number of attempts.")
 @click.option("--wait", metavar="TIME,...", help="Delays between attempts: 10s,1m,5m.")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from oncemore.log.store import Store
     from oncemore.policy.canonical_json import Plain
-    from oncemore.queries.key_audit import KeyOperation
+    from oncemore.queries.keys import KeyOperation
 
 EXAMPLES = """
 oncemore key --operation kill_switch_update --tenant tenant-123 --param switch_name=all
@@ -59,7 +59,7 @@ def show(store: Store, name: str, files: tuple[TextIO, ...]) -> CommandReport:
     Hit, record, clear and expiry in order of time, each with its correlation id. The log does not record
     hits: give the audit file with --audit.
     """
-    from oncemore.queries.key_audit import list_key_operations
+    from oncemore.queries.keys import list_key_operations
 
     full_key, operations = list_key_operations(store, name, files)
     value = {"key": full_key, "operations": operations}

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from oncemore.cli import completion
+from oncemore.cli import params
 from oncemore.cli.commands import (
     CommandReport,
     FiniteNumber,
@@ -55,7 +55,7 @@ def policy() -> None:
 
 
 def _policy_argument(name: str, text: str) -> Callable[[F], F]:
-    return click.argument(name, metavar=name.upper(), shell_complete=completion.complete_policies, help=text)
+    return click.argument(name, metavar=name.upper(), shell_complete=params.complete_policies, help=text)
 
 
 provider_option = click.option("--provider", metavar="NAME", help="Use the values of this provider.")
@@ -68,7 +68,7 @@ def list_() -> CommandReport:
     Attempts and time limits are shown as the range over all policies of a profile. A packaged file is
     trusted by the digest of its release.
     """
-    from oncemore.cli.policy_list import print_profiles
+    from oncemore.cli.policy_tables import print_profiles
     from oncemore.queries.policy_catalogue import list_profiles
 
     profiles = list_profiles()
@@ -237,7 +237,7 @@ def check(files: tuple[str, ...]) -> CommandReport:
     Each error is printed with file, line, column, field and the allowed values. Exit code 1 if a file is not
     valid. Warnings do not change the exit code.
     """
-    from oncemore.cli.policy_list import print_checks
+    from oncemore.cli.policy_tables import print_checks
     from oncemore.queries import policies
 
     # Standard input is read only up to the size limit of a policy file.
@@ -264,7 +264,7 @@ def diff(a: str, b: str, provider: str | None, exit_code: bool) -> CommandReport
 
     Both decide about the same example situations; the differences are printed.
     """
-    from oncemore.cli.policy_diff import print_difference
+    from oncemore.cli.policy_tables import print_difference
     from oncemore.queries.policies import find_policy
     from oncemore.queries.policy_compare import compare_policies
 

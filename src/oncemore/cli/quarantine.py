@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from oncemore.cli import completion
+from oncemore.cli import params
 from oncemore.cli.commands import (
     CommandReport,
     LazyGroup,
@@ -66,7 +66,7 @@ def quarantine() -> None:
     """
 
 
-_item_argument = click.argument("item", metavar="ID", shell_complete=completion.complete_held_runs,
+_item_argument = click.argument("item", metavar="ID", shell_complete=params.complete_held_runs,
                      help="An id of the list, or a unique prefix.")  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def _decision_options(command: F) -> F:
 @click.option(
     "--step",
     metavar="NAME",
-    shell_complete=completion.complete_steps,
+    shell_complete=params.complete_steps,
     help="Only items of this step or topic.",
 )
 @click.option(

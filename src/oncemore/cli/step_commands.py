@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from oncemore.cli import completion
+from oncemore.cli import params
 from oncemore.cli.commands import (
     CommandReport,
     by_option,
@@ -41,7 +41,7 @@ step_argument = click.argument("address", metavar="MODULE[:STEP]")
 run_option = click.option(
     "--run",
     metavar="RUN",
-    shell_complete=completion.complete_runs,
+    shell_complete=params.complete_runs,
     help="Id or key of a run, instead of arguments; the recorded arguments are used.",
 )
 pairs_argument = click.argument("pairs", metavar="[NAME=VALUE]...", nargs=-1, type=PAIR)

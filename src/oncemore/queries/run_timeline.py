@@ -12,8 +12,7 @@ from itertools import islice
 
 from oncemore._values import Value
 from oncemore.errors import UsageError
-from oncemore.queries.entries import fold_runs
-from oncemore.queries.lineage import build_lineage
+from oncemore.queries.entries import build_lineage, fold_runs
 from oncemore.queries.runs import RunRow, add_stopping_switch, error_class, make_row
 
 TYPE_CHECKING = False

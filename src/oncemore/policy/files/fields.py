@@ -102,12 +102,12 @@ def flag_field(name: str, meaning: str) -> FieldSpec:
     return FieldSpec(name, "flag", meaning)
 
 
-def section_field(name: str, meaning: str, *rows: FieldSpec, **more: Any) -> FieldSpec:
+def section_field(name: str, meaning: str, rows: tuple[FieldSpec, ...], **more: Any) -> FieldSpec:
     """Return a group of fields."""
     return FieldSpec(name, "section", meaning, rows=rows, **more)
 
 
-def map_field(name: str, meaning: str, *rows: FieldSpec, **more: Any) -> FieldSpec:
+def map_field(name: str, meaning: str, rows: tuple[FieldSpec, ...], **more: Any) -> FieldSpec:
     """Return a field with names, each with a group of fields."""
     return FieldSpec(name, "map", meaning, rows=rows, **more)
 
@@ -186,7 +186,7 @@ RETRY_FIELDS: Final = (
     FieldSpec(
         "respect_retry_after", "yes", "a provider's Retry-After is always obeyed; it cannot be switched off"
     ),
-    section_field("classify", "error classes that differ from those of the file", *CLASSIFY_FIELDS),
+    section_field("classify", "error classes that differ from those of the file", CLASSIFY_FIELDS),
 )
 
 #: `telemetry_tuning`; the defaults are those of `Tuning`.
@@ -195,22 +195,26 @@ TUNING_FIELDS: Final = (
     section_field(
         "carbon_intensity_threshold_g_per_kWh",
         "grid intensity",
-        number_field("low", "intensity at which stretching starts", high=1e6),
-        number_field("high", "intensity of full stretching", high=1e6),
+        (
+            number_field("low", "intensity at which stretching starts", high=1e6),
+            number_field("high", "intensity of full stretching", high=1e6),
+        ),
         aliases=("carbon_intensity",),
     ),
     section_field(
         "energy_price_usd_per_kWh",
         "energy price",
-        number_field("peak", "price from which delays are stretched", high=1e6),
+        (number_field("peak", "price from which delays are stretched", high=1e6),),
         aliases=("energy_price",),
     ),
     section_field(
         "deadline_bias",
         "shorter delays near a deadline",
-        flag_field("enabled", "whether a near deadline shortens delays"),
-        number_field(
-            "min_deadline_buffer_s", "time to the deadline below which delays become shorter", above=True
+        (
+            flag_field("enabled", "whether a near deadline shortens delays"),
+            number_field(
+                "min_deadline_buffer_s", "time to the deadline below which delays become shorter", above=True
+            ),
         ),
     ),
     number_field("max_stretch", "largest factor of a delay for carbon and price", low=1.0, high=1000.0),
@@ -259,12 +263,12 @@ POLICY_FIELDS: Final = (
     section_field(
         "retry_policy",
         "the policy `default`, and the defaults of those in policies",
-        *RETRY_FIELDS,
+        RETRY_FIELDS,
         aliases=("defaults",),
     ),
-    map_field("policies", "further policies by name", *RETRY_FIELDS, aliases=("categories", "retry")),
-    section_field("classify", "error classes for every policy of the file", *CLASSIFY_FIELDS),
-    section_field("telemetry_tuning", "how carbon, price and deadlines change delays", *TUNING_FIELDS),
+    map_field("policies", "further policies by name", RETRY_FIELDS, aliases=("categories", "retry")),
+    section_field("classify", "error classes for every policy of the file", CLASSIFY_FIELDS),
+    section_field("telemetry_tuning", "how carbon, price and deadlines change delays", TUNING_FIELDS),
     FieldSpec("bounds", "ranges", "allowed ranges of fields, in this file and in every file that extends it"),
     FieldSpec(
         "minimums", "floors", "fields that are raised to this value, with a warning, instead of being refused"
@@ -272,9 +276,13 @@ POLICY_FIELDS: Final = (
     map_field(
         "providers",
         "changes for single providers",
-        section_field("retry_policy", "changes in every policy", *RETRY_FIELDS),
-        map_field("policies", "changes in single policies", *RETRY_FIELDS, aliases=("categories", "retry")),
-        section_field("cooldown", "changes in the cooldown", *COOLDOWN_FIELDS),
+        (
+            section_field("retry_policy", "changes in every policy", RETRY_FIELDS),
+            map_field(
+                "policies", "changes in single policies", RETRY_FIELDS, aliases=("categories", "retry")
+            ),
+            section_field("cooldown", "changes in the cooldown", COOLDOWN_FIELDS),
+        ),
     ),
 )
 

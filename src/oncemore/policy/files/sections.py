@@ -67,106 +67,133 @@ SECTION_FIELDS: Final = (
     section_field(
         "circuit_breaker",
         "when calls to a provider are refused",
-        count_field("max_failures", "consecutive failures that open the breaker"),
-        number_field("cooldown_sec", "time that the breaker stays open", ("cooldown_s",), above=True),
-        # Exactly one probe: the shared breaker record has room for one holder.
-        count_field(
-            "half_open_probes",
-            "probe calls in the half-open state: one for all that share the breaker",
-            high=1,
+        (
+            count_field("max_failures", "consecutive failures that open the breaker"),
+            number_field("cooldown_sec", "time that the breaker stays open", ("cooldown_s",), above=True),
+            # Exactly one probe: the shared breaker record has room for one holder.
+            count_field(
+                "half_open_probes",
+                "probe calls in the half-open state: one for all that share the breaker",
+                high=1,
+            ),
+            text_field(
+                "count", "unit of counting: operations, each once, or all failed attempts", choices=COUNTS
+            ),
+            number_field(
+                "failure_rate",
+                "instead of max_failures: the share of failed calls that opens the breaker",
+                above=True,
+                high=1.0,
+            ),
+            number_field("window_sec", "time window of failure_rate", ("window_s",), above=True),
+            count_field("min_calls", "smallest number of calls in the window for failure_rate"),
         ),
-        text_field(
-            "count", "unit of counting: operations, each once, or all failed attempts", choices=COUNTS
-        ),
-        number_field(
-            "failure_rate",
-            "instead of max_failures: the share of failed calls that opens the breaker",
-            above=True,
-            high=1.0,
-        ),
-        number_field("window_sec", "time window of failure_rate", ("window_s",), above=True),
-        count_field("min_calls", "smallest number of calls in the window for failure_rate"),
     ),
     section_field(
         "rate_limit",
         "calls per period, for each provider or for the step",
-        count_field("calls", "number of calls"),
-        number_field("period_s", "length of the period; default: 1 second", ("period_sec",), above=True),
-        count_field("burst", "calls at once after an idle time; default: 1"),
+        (
+            count_field("calls", "number of calls"),
+            number_field("period_s", "length of the period; default: 1 second", ("period_sec",), above=True),
+            count_field("burst", "calls at once after an idle time; default: 1"),
+        ),
     ),
     section_field(
         "retry_budget",
         "tokens shared by all retries",
-        number_field("capacity", "number of tokens at the start, and the maximum", above=True, high=1e6),
-        number_field("per_success", "tokens added by a success", high=1e6),
-        text_field("at_empty", "action of a retry without a token", choices=("fail", "wait", "park")),
-        flag_field("shared", "whether all processes on one store share the budget"),
-        text_field("name", "name of the shared budget; default: the policy's name", pattern=NAME_PATTERN),
+        (
+            number_field("capacity", "number of tokens at the start, and the maximum", above=True, high=1e6),
+            number_field("per_success", "tokens added by a success", high=1e6),
+            text_field("at_empty", "action of a retry without a token", choices=("fail", "wait", "park")),
+            flag_field("shared", "whether all processes on one store share the budget"),
+            text_field("name", "name of the shared budget; default: the policy's name", pattern=NAME_PATTERN),
+        ),
     ),
     section_field(
         "cooldown",
         "pause after a provider's failures: growing, capped, without jitter",
-        *COOLDOWN_FIELDS,
-        map_field(
-            "provider_overrides", "changes for single providers, as in providers.*.cooldown", *COOLDOWN_FIELDS
+        (
+            *COOLDOWN_FIELDS,
+            map_field(
+                "provider_overrides",
+                "changes for single providers, as in providers.*.cooldown",
+                COOLDOWN_FIELDS,
+            ),
         ),
     ),
     # Engine and steps.
     section_field(
         "lease",
         "the lease of a process on its runs; an engine with `lease_s` uses its own",
-        number_field(
-            "ttl_s",
-            "lease time after the last heartbeat; default: 60 s",
-            low=SHORTEST_LEASE_S,
-            high=LONGEST_LEASE_S,
-        ),
-        number_field(
-            "renew_every_s",
-            "interval of the heartbeat; default: a third of ttl_s",
-            above=True,
-            high=LONGEST_LEASE_S,
+        (
+            number_field(
+                "ttl_s",
+                "lease time after the last heartbeat; default: 60 s",
+                low=SHORTEST_LEASE_S,
+                high=LONGEST_LEASE_S,
+            ),
+            number_field(
+                "renew_every_s",
+                "interval of the heartbeat; default: a third of ttl_s",
+                above=True,
+                high=LONGEST_LEASE_S,
+            ),
         ),
     ),
     section_field(
         "escalation",
         "the policies named in escalation records (GOV-10)",
-        text_field("permanent", "after a permanent failure; default: autonomy-matrix", pattern=NAME_PATTERN),
-        text_field(
-            "exhausted", "when attempts or time run out; default: deadline-aware", pattern=NAME_PATTERN
+        (
+            text_field(
+                "permanent", "after a permanent failure; default: autonomy-matrix", pattern=NAME_PATTERN
+            ),
+            text_field(
+                "exhausted", "when attempts or time run out; default: deadline-aware", pattern=NAME_PATTERN
+            ),
         ),
     ),
     section_field(
         "idempotency",
         "rules for the key of a call",
-        list_field(
-            "key_from",
-            "parts of a node's key; always these",
-            choices=("node_id", "inputs", "target_partition"),
-            whole=True,
-        ),
-        text_field(
-            "on_config_change",
-            "action for a finished run with another version or config; "
-            "`on_version_change=` of a step overrides it",
-            ("on_version_change",),
-            choices=("fail", "new", "reuse"),
-        ),
-        text_field("in_event_payloads", "whether events contain the key; always never", choices=("never",)),
-        text_field(
-            "poll_bucket",
-            "time span within which polls count as the same work",
-            pattern=r"[1-9][0-9]{0,3}(?:s|min|h|d)",
-            profile="nova-cat",
-        ),
-        list_field("step_keys", "steps with a key of their own", pattern=NAME_PATTERN, inert=_OF_NOVA_CAT),
-        text_field("hash", "the hash of a key", choices=("sha256",)),
-        text_field("canonical", "the hashed form", choices=("json",)),
-        FieldSpec(
-            "legacy_string_form", "no", "keys of the printed form are computed only if a call asks for them"
-        ),
-        text_field(
-            "store", "store of the results", choices=("sqlite", "jetstream-kv", "memory"), inert=_OF_EXOARMUR
+        (
+            list_field(
+                "key_from",
+                "parts of a node's key; always these",
+                choices=("node_id", "inputs", "target_partition"),
+                whole=True,
+            ),
+            text_field(
+                "on_config_change",
+                "action for a finished run with another version or config; "
+                "`on_version_change=` of a step overrides it",
+                ("on_version_change",),
+                choices=("fail", "new", "reuse"),
+            ),
+            text_field(
+                "in_event_payloads", "whether events contain the key; always never", choices=("never",)
+            ),
+            text_field(
+                "poll_bucket",
+                "time span within which polls count as the same work",
+                pattern=r"[1-9][0-9]{0,3}(?:s|min|h|d)",
+                profile="nova-cat",
+            ),
+            list_field(
+                "step_keys", "steps with a key of their own", pattern=NAME_PATTERN, inert=_OF_NOVA_CAT
+            ),
+            text_field("hash", "the hash of a key", choices=("sha256",)),
+            text_field("canonical", "the hashed form", choices=("json",)),
+            FieldSpec(
+                "legacy_string_form",
+                "no",
+                "keys of the printed form are computed only if a call asks for them",
+            ),
+            text_field(
+                "store",
+                "store of the results",
+                choices=("sqlite", "jetstream-kv", "memory"),
+                inert=_OF_EXOARMUR,
+            ),
         ),
     ),
     text_field(
@@ -182,21 +209,25 @@ SECTION_FIELDS: Final = (
     section_field(
         "carbon_budget",
         "carbon budget per period",
-        text_field("period", "the period", choices=("day", "week", "month", "year")),
-        number_field("cap_kgCO2e", "the budget", above=True, high=1e9),
-        number_field("slow_at", "share of the cap from which work is slowed", high=1.0),
+        (
+            text_field("period", "the period", choices=("day", "week", "month", "year")),
+            number_field("cap_kgCO2e", "the budget", above=True, high=1e9),
+            number_field("slow_at", "share of the cap from which work is slowed", high=1.0),
+        ),
         inert=_NO_MATRIX,
     ),
     # Fields of nova-cat.
     section_field(
         "concurrency",
         "concurrency limits by workflow",
-        count_field("DiscoverSpectraProducts", "providers queried at once", high=1000),
-        count_field("ReferenceReconciliation", "references reconciled at once", high=1000),
-        text_field(
-            "AcquireAndValidateSpectra",
-            "products acquired at once; always this",
-            choices=("one data_product_id",),
+        (
+            count_field("DiscoverSpectraProducts", "providers queried at once", high=1000),
+            count_field("ReferenceReconciliation", "references reconciled at once", high=1000),
+            text_field(
+                "AcquireAndValidateSpectra",
+                "products acquired at once; always this",
+                choices=("one data_product_id",),
+            ),
         ),
         profile="nova-cat",
     ),
@@ -221,22 +252,25 @@ SECTION_FIELDS: Final = (
     section_field(
         "transport",
         "the HTTP client",
-        list_field("retry_on", "retried errors, in the client's words"),
-        list_field("never", "errors that are never retried, in the client's words"),
-        number_field("retry_after_cap_s", "longest Retry-After that is waited for"),
-        section_field(
-            "errors",
-            "exceptions of the client",
-            text_field("http", "for an answer"),
-            text_field("other", "for every other error"),
+        (
+            list_field("retry_on", "retried errors, in the client's words"),
+            list_field("never", "errors that are never retried, in the client's words"),
+            number_field("retry_after_cap_s", "longest Retry-After that is waited for"),
+            section_field(
+                "errors",
+                "exceptions of the client",
+                (text_field("http", "for an answer"), text_field("other", "for every other error")),
+            ),
         ),
         inert=_OF_LIT,
     ),
     section_field(
         "persistence",
         "the database",
-        text_field("retry_on", "retried errors, in the database's words"),
-        number_field("busy_timeout_s", "time that the driver itself waits for a lock"),
+        (
+            text_field("retry_on", "retried errors, in the database's words"),
+            number_field("busy_timeout_s", "time that the driver itself waits for a lock"),
+        ),
         inert=_OF_LIT,
     ),
 )

@@ -27,7 +27,7 @@ from oncemore.profiles.lit.errors import (
     CoreClientHTTPError,
     UnreadableCoreAnswer,
 )
-from oncemore.profiles.lit.request_context import check_id, current_ids
+from oncemore.profiles.lit.http import check_id, current_ids
 from oncemore.retries.driver import run_blocking
 from oncemore.retries.loop import RetryPlan, get_decision, make_script
 from oncemore.steps.attempt import current
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from oncemore.policy.model import Failure
     from oncemore.policy.policy import Policy
     from oncemore.profiles.lit.alert import ExhaustionAlert
-    from oncemore.profiles.lit.request_context import RequestIds
+    from oncemore.profiles.lit.http import RequestIds
     from oncemore.profiles.lit.session import CoreSession, LostAction
     from oncemore.steps.engine import Engine
 

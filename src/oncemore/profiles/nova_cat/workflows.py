@@ -11,8 +11,8 @@ from oncemore.errors import UsageError
 from oncemore.open_engine import find_engine
 from oncemore.policy import files
 from oncemore.profiles.nova_cat import events, names
-from oncemore.profiles.nova_cat.fetch import download
-from oncemore.profiles.nova_cat.fits import import_readers, validate
+from oncemore.profiles.nova_cat.events import log_failures, log_note
+from oncemore.profiles.nova_cat.fits import download, import_readers, validate
 from oncemore.profiles.nova_cat.input import (
     MAX_TEXT_LENGTH,
     QuarantineError,
@@ -24,7 +24,6 @@ from oncemore.profiles.nova_cat.input import (
     check_version,
     is_uuid,
 )
-from oncemore.profiles.nova_cat.log import log_failures, log_note
 from oncemore.profiles.nova_cat.steps import (
     PRODUCT_FIELDS,
     build_validation_result,
