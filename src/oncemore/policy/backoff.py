@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     Shape = Literal["exponential", "linear", "fixed"]
     Exponent = Literal["attempt", "attempt-1"]
     Spread = Literal["none", "full", "equal", "additive", "proportional", "decorrelated"]
+    #: The jitters without an amount, which an option takes as a word.
+    JitterWord = Literal["full", "equal", "decorrelated", "none"]
 
 
 class Schedule(Value):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from oncemore.limits.breaker import BreakerCore
     from oncemore.limits.budget import TokenBucket
     from oncemore.limits.shared_rate import RateLimiter
-    from oncemore.policy.backoff import Jitter, Schedule
+    from oncemore.policy.backoff import Jitter, JitterWord, Schedule
     from oncemore.policy.policy import Policy
     from oncemore.retries.loop import RetryReport
     from oncemore.retries.options import On, RetryOptions, Seconds
@@ -67,7 +67,7 @@ def retry(
     total_timeout: Seconds | None = None,
     deadline: datetime | float | None = None,
     wait: Schedule | Seconds | Sequence[Seconds] | None = None,
-    jitter: Jitter | str | None = None,
+    jitter: Jitter | JitterWord | None = None,
     policy: Policy | str | PathLike[str] | None = None,
     budget: TokenBucket | None = None,
     breaker: BreakerCore | str | None = None,
