@@ -7,13 +7,10 @@ the log; for a key without a log entry (records in memory), all operations come 
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from oncemore._values import Value
 from oncemore.errors import UsageError
 from oncemore.policy.canonical_json import exoarmur_key
 from oncemore.queries import suggest_names
-from oncemore.queries.audit import AuditTrail, EventFilter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -165,6 +162,11 @@ def _read_log(store: Store, entity: str) -> Iterator[KeyOperation]:
 
 
 def _read_events(file: IO[str], key: str) -> Iterator[KeyOperation]:
+    # Imported here: computing a key needs neither, and must start fast.
+    from datetime import datetime
+
+    from oncemore.queries.audit import AuditTrail, EventFilter
+
     for event in AuditTrail(file, file.name, EventFilter()).read_new_events():
         # Events of other keys are in the same file.
         action = _find_action(event, key)
