@@ -17,9 +17,11 @@ from oncemore._version import __version__
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from typing import Any
+    from typing import Any, TypeVar
 
     from oncemore.cli.output import OutputWriter
+
+    F = TypeVar("F", bound=Callable[..., Any])
 
 
 class FiniteNumber(click.ParamType[float]):
@@ -171,16 +173,28 @@ def documented_command(
     return click.command(name, cls=DocumentedCommand, examples=examples, groups=groups)
 
 
-json_option = click.option(
-    "--json", "in_json", is_flag=True, help="Print one JSON document and nothing else."
-)
-ids_option = click.option(
-    "--ids", "only_ids", is_flag=True, help="Print only ids, one per line, as input for another command."
-)
-store_option = click.option(
-    "--store",
-    metavar="URL",
-    help="Store: sqlite:///path, a path, postgresql://… or nats://…; default: from the settings.",
+def value_option(names: str, metavar: str, meaning: str, **settings: Any) -> Callable[[F], F]:
+    """Return an option with a value.
+
+    names  its flags and, if it differs, the name of the parameter, separated by spaces
+    """
+    return click.option(*names.split(), metavar=metavar, help=meaning, **settings)
+
+
+def choice_option(names: str, words: Sequence[str], meaning: str, **settings: Any) -> Callable[[F], F]:
+    """Return an option that takes one of several words."""
+    return value_option(names, "WORD", meaning, type=click.Choice(words), **settings)
+
+
+def flag_option(names: str, meaning: str) -> Callable[[F], F]:
+    """Return an option without a value."""
+    return click.option(*names.split(), is_flag=True, help=meaning)
+
+
+json_option = flag_option("--json in_json", "Print one JSON document and nothing else.")
+ids_option = flag_option("--ids only_ids", "Print only ids, one per line, as input for another command.")
+store_option = value_option(
+    "--store", "URL", "Store: sqlite:///path, a path, postgresql://… or nats://…; default: from the settings."
 )
 
 
@@ -253,9 +267,9 @@ def write_report(report: CommandReport, in_json: bool) -> int:
     return report.exit_code
 
 
-reason_option = click.option("--reason", metavar="TEXT", required=True, help="The reason; it is recorded.")
-by_option = click.option(
-    "--by", metavar="NAME", help="Name of the operator, to be recorded; default: the user of this process."
+reason_option = value_option("--reason", "TEXT", "The reason; it is recorded.", required=True)
+by_option = value_option(
+    "--by", "NAME", "Name of the operator, to be recorded; default: the user of this process."
 )
 
 ROOT_EXAMPLES = """

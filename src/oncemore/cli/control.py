@@ -9,10 +9,12 @@ from oncemore.cli.commands import (
     LazyGroup,
     by_option,
     documented_command,
+    flag_option,
     json_option,
     reason_option,
     store_command,
     store_option,
+    value_option,
     write_report,
 )
 from oncemore.cli.params import DURATION
@@ -60,9 +62,9 @@ def switch() -> None:
 # Decorators apply from the inside out: the last option of the tuple comes first in the help.
 def _scope_options(command: Any) -> Any:
     for option in (
-        click.option("--pipeline", metavar="NAME", default="", help="Only steps of this pipeline."),
-        click.option("--tenant", metavar="NAME", default="", help="Only runs of this tenant."),
-        click.option("--step", metavar="NAME", default="", help="Only this step."),
+        value_option("--pipeline", "NAME", "Only steps of this pipeline.", default=""),
+        value_option("--tenant", "NAME", "Only runs of this tenant.", default=""),
+        value_option("--step", "NAME", "Only this step.", default=""),
     ):
         command = option(command)
     return command
@@ -150,10 +152,10 @@ def _describe_scope(name: str) -> str:
 
 @documented_command("approve", APPROVE_EXAMPLES)
 @click.argument("run", required=False, help="Id or key of a run, or a unique prefix of one.")
-@click.option("--list", "listed", is_flag=True, help="List runs that need an approval, and approvals.")
-@click.option("--revoke", is_flag=True, help="Withdraw an approval.")
-@click.option("--reason", metavar="TEXT", help="The reason; it is recorded.")
-@click.option("--expires", metavar="TIME", type=DURATION, help="Validity: 1h, 3d; default: one day.")
+@flag_option("--list listed", "List runs that need an approval, and approvals.")
+@flag_option("--revoke", "Withdraw an approval.")
+@value_option("--reason", "TEXT", "The reason; it is recorded.")
+@value_option("--expires", "TIME", "Validity: 1h, 3d; default: one day.", type=DURATION)
 @by_option
 @store_option
 @json_option

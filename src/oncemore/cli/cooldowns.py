@@ -8,8 +8,10 @@ from oncemore.cli.commands import (
     CommandReport,
     LazyGroup,
     by_option,
+    choice_option,
     reason_option,
     store_command,
+    value_option,
 )
 
 TYPE_CHECKING = False
@@ -48,10 +50,13 @@ _resource_argument = click.argument(
 
 
 @store_command("list", "oncemore cooldowns list\noncemore cooldowns list --state all --json")
-@click.option("--state", metavar="WORD", type=click.Choice(("READY", "COOLING", "HELD", "DONE", "all")),
-              help="READY, COOLING, HELD, DONE or all; default: COOLING and HELD.")  # fmt: skip
-@click.option("--provider", metavar="NAME", help="Only resources of this provider.")
-@click.option("--step", metavar="NAME", help="Only resources of this step.")
+@choice_option(
+    "--state",
+    ("READY", "COOLING", "HELD", "DONE", "all"),
+    "READY, COOLING, HELD, DONE or all; default: COOLING and HELD.",
+)
+@value_option("--provider", "NAME", "Only resources of this provider.")
+@value_option("--step", "NAME", "Only resources of this step.")
 def list_(engine: Engine, **filters: str | None) -> CommandReport:
     """List resources in cooldown, the next eligible first.
 

@@ -7,8 +7,10 @@ import click
 from oncemore.cli.commands import (
     CommandReport,
     documented_command,
+    flag_option,
     json_option,
     store_option,
+    value_option,
     write_report,
 )
 from oncemore.cli.maintenance import confirm_or_fail, yes_option
@@ -38,15 +40,12 @@ STATUS_COLORS: dict[str, Color] = {"ok": "green", "warn": "yellow", "bad": "red"
 
 
 @documented_command("doctor", DOCTOR_EXAMPLES)
-@click.option("--rebuild", is_flag=True, help="Rebuild all heads from the log and compare them.")
-@click.option("--write", is_flag=True, help="With --rebuild: replace the heads that differ.")
-@click.option(
-    "--module", "modules", metavar="NAME", multiple=True, help="A module with your steps; can be repeated."
-)
-@click.option(
+@flag_option("--rebuild", "Rebuild all heads from the log and compare them.")
+@flag_option("--write", "With --rebuild: replace the heads that differ.")
+@value_option("--module modules", "NAME", "A module with your steps; can be repeated.", multiple=True)
+@flag_option(
     "--remove-companions",
-    is_flag=True,
-    help="If the database file is missing: remove its lock and other files, to start an EMPTY store.",
+    "If the database file is missing: remove its lock and other files, to start an EMPTY store.",
 )
 @yes_option
 @store_option
@@ -150,7 +149,7 @@ def _print_check(out: OutputWriter, check: DoctorCheck, width: int) -> None:
 
 
 @documented_command("health", HEALTH_EXAMPLES)
-@click.option("--against", metavar="URL", help="Another store: results complete in both must be equal.")
+@value_option("--against", "URL", "Another store: results complete in both must be equal.")
 @store_option
 @json_option
 def health(against: str | None, store: str | None, in_json: bool) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from oncemore.cli.commands import CommandReport, by_option, store_command
+from oncemore.cli.commands import CommandReport, by_option, flag_option, store_command, value_option
 from oncemore.cli.maintenance import make_progress_counter
 
 TYPE_CHECKING = False
@@ -26,12 +26,12 @@ oncemore import --step shop.orders:pay --column order=id --result-column out don
 @click.argument(
     "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="CSV, or JSON Lines (.jsonl)."
 )
-@click.option("--step", "address", metavar="MODULE:STEP", required=True, help="The step of the keys.")
-@click.option("--column", "pairs", metavar="PARAMETER=COLUMN", multiple=True, help="Column of a parameter.")
-@click.option("--result-column", metavar="COLUMN", help="Column with the return values.")
-@click.option("--ignore-column", "ignored", metavar="COLUMN", multiple=True, help="Column to ignore.")
-@click.option("--dry-run", is_flag=True, help="Check every line and write nothing.")
-@click.option("--reason", metavar="TEXT", default="imported", help="The reason; it is recorded.")
+@value_option("--step address", "MODULE:STEP", "The step of the keys.", required=True)
+@value_option("--column pairs", "PARAMETER=COLUMN", "Column of a parameter.", multiple=True)
+@value_option("--result-column", "COLUMN", "Column with the return values.")
+@value_option("--ignore-column ignored", "COLUMN", "Column to ignore.", multiple=True)
+@flag_option("--dry-run", "Check every line and write nothing.")
+@value_option("--reason", "TEXT", "The reason; it is recorded.", default="imported")
 @by_option
 def import_(
     engine: Engine,

@@ -8,8 +8,10 @@ from oncemore.cli.commands import (
     CommandReport,
     LazyGroup,
     documented_command,
+    flag_option,
     json_option,
     store_command,
+    value_option,
 )
 from oncemore.cli.output import OutputWriter
 
@@ -51,8 +53,13 @@ def key() -> None:
 
 @store_command("show", SHOW, opener="open_read_only")
 @click.argument("name", metavar="KEY", help="The key, or a unique prefix.")
-@click.option("--audit", "files", metavar="FILE", type=click.File(encoding="utf-8"), multiple=True,
-              help="File of audit events; only these record hits.")  # fmt: skip
+@value_option(
+    "--audit files",
+    "FILE",
+    "File of audit events; only these record hits.",
+    type=click.File(encoding="utf-8"),
+    multiple=True,
+)
 def show(store: Store, name: str, files: tuple[TextIO, ...]) -> CommandReport:
     """List the operations on the record of a key.
 
@@ -86,12 +93,12 @@ def _print_operations(out: OutputWriter, key: str, operations: Sequence[KeyOpera
     required=False,
     help="JSON objects with operation, tenant_id, correlation_id, additional_params; - is standard input.",
 )
-@click.option("--operation", metavar="NAME", help="Name of the operation.")
-@click.option("--tenant", metavar="ID", help="Tenant of the operation.")
-@click.option("--correlation", metavar="ID", help="Correlation id of the operation.")
-@click.option("--param", "pairs", metavar="NAME=TEXT", multiple=True, help="Additional parameter, as text.")
-@click.option("--params", metavar="JSON", help="Additional parameters, as a JSON object.")
-@click.option("--legacy", is_flag=True, help="Use the older key format, for keys that are stored in it.")
+@value_option("--operation", "NAME", "Name of the operation.")
+@value_option("--tenant", "ID", "Tenant of the operation.")
+@value_option("--correlation", "ID", "Correlation id of the operation.")
+@value_option("--param pairs", "NAME=TEXT", "Additional parameter, as text.", multiple=True)
+@value_option("--params", "JSON", "Additional parameters, as a JSON object.")
+@flag_option("--legacy", "Use the older key format, for keys that are stored in it.")
 @json_option
 def compute(
     source: TextIO | None,

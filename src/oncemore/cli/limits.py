@@ -8,6 +8,7 @@ from oncemore.cli.commands import (
     CommandReport,
     LazyGroup,
     by_option,
+    choice_option,
     reason_option,
     store_command,
 )
@@ -51,9 +52,7 @@ def breakers() -> None:
 
 
 @store_command("list", "oncemore breakers list\noncemore breakers list --state OPEN --json")
-@click.option(
-    "--state", metavar="WORD", type=click.Choice(BREAKER_STATES), help=f"Only {', '.join(BREAKER_STATES)}."
-)
+@choice_option("--state", BREAKER_STATES, f"Only {', '.join(BREAKER_STATES)}.")
 def list_(engine: Engine, state: str | None) -> CommandReport:
     """List the circuit breakers of a store, open ones first."""
     from oncemore.queries.limits import list_breakers

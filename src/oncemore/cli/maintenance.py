@@ -12,10 +12,12 @@ from oncemore.cli.commands import (
     CommandReport,
     by_option,
     documented_command,
+    flag_option,
     json_option,
     reason_option,
     store_command,
     store_option,
+    value_option,
     write_report,
 )
 from oncemore.cli.output import OutputWriter
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 MAX_DOUBTFUL_RUNS = 50
 EVIDENCE_HINT = "Stop writing to this store, restore a backup, and keep this file as evidence."
 
-yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+yes_option = flag_option("--yes", "Do not ask for confirmation.")
 
 
 def confirm_or_fail(yes: bool, question: str) -> None:
@@ -62,18 +64,16 @@ def make_progress_counter(unit: str) -> Callable[..., object]:
     "prune", "oncemore prune --older-than 90d --dry-run\noncemore prune\noncemore prune --step shop.pay"
 )
 @store_option
-@click.option(
-    "--older-than", type=DURATION, metavar="TIME", help="Runs that finished this long ago: 90d, 12h."
-)
-@click.option("--step", metavar="NAME", shell_complete=params.complete_steps, help="Only runs of this step.")
-@click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
-@click.option(
+@value_option("--older-than", "TIME", "Runs that finished this long ago: 90d, 12h.", type=DURATION)
+@value_option("--step", "NAME", "Only runs of this step.", shell_complete=params.complete_steps)
+@flag_option("--dry-run", "Only print what would be deleted.")
+@value_option(
     "--forget-keys-after",
+    "TIME",
+    "Also delete keys pruned this long ago. WORK WITH SUCH A KEY CAN RUN AGAIN.",
     type=DURATION,
-    metavar="TIME",
-    help="Also delete keys pruned this long ago. WORK WITH SUCH A KEY CAN RUN AGAIN.",
 )
-@click.option("--reason", metavar="TEXT", default="retention", help="The reason; it is recorded.")
+@value_option("--reason", "TEXT", "The reason; it is recorded.", default="retention")
 @by_option
 @yes_option
 @json_option
@@ -167,7 +167,7 @@ def erase(key: str, store: str | None, reason: str, by: str | None, yes: bool, i
 
 @store_command("backup", "oncemore backup /backups/log-2026-11-16.db")
 @click.argument("file", type=click.Path(dir_okay=False), help="The new file; an existing file is refused.")
-@click.option("--reason", metavar="TEXT", default="backup", help="The reason; it is recorded.")
+@value_option("--reason", "TEXT", "The reason; it is recorded.", default="backup")
 @by_option
 def backup(engine: Engine, file: str, reason: str, by: str | None) -> CommandReport:
     """Copy a store to a new file while it is in use.
@@ -184,8 +184,8 @@ def backup(engine: Engine, file: str, reason: str, by: str | None) -> CommandRep
     "restore", "oncemore restore\noncemore restore --acknowledge --reason 'the original is lost'"
 )
 @store_option
-@click.option("--acknowledge", is_flag=True, help="Allow work on the copy; check the runs in doubt first.")
-@click.option("--reason", metavar="TEXT", help="The reason; it is recorded.")
+@flag_option("--acknowledge", "Allow work on the copy; check the runs in doubt first.")
+@value_option("--reason", "TEXT", "The reason; it is recorded.")
 @by_option
 @json_option
 def restore(store: str | None, acknowledge: bool, reason: str | None, by: str | None, in_json: bool) -> int:
@@ -304,7 +304,7 @@ oncemore copy .oncemore/log.db postgresql://db/work --abandon --reason "not toda
 @documented_command("copy", COPY_EXAMPLES)
 @click.argument("source", metavar="FROM", help="The existing store: a path or a URL.")
 @click.argument("target", metavar="TO", help="An empty store, or one that an interrupted copy began to fill.")
-@click.option("--abandon", is_flag=True, help="Give up an unfinished move; work continues in FROM.")
+@flag_option("--abandon", "Give up an unfinished move; work continues in FROM.")
 @reason_option
 @by_option
 @json_option

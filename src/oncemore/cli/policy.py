@@ -12,10 +12,13 @@ from oncemore.cli.commands import (
     FiniteNumber,
     LazyGroup,
     WholeNumber,
+    choice_option,
     documented_command,
+    flag_option,
     json_option,
     report_command,
     store_option,
+    value_option,
 )
 from oncemore.cli.output import OutputWriter
 from oncemore.policy.model import EFFECTS
@@ -58,7 +61,7 @@ def _policy_argument(name: str, text: str) -> Callable[[F], F]:
     return click.argument(name, metavar=name.upper(), shell_complete=params.complete_policies, help=text)
 
 
-provider_option = click.option("--provider", metavar="NAME", help="Use the values of this provider.")
+provider_option = value_option("--provider", "NAME", "Use the values of this provider.")
 
 
 @report_command("list", "oncemore policy list\nONCEMORE_POLICY_ROOT=policies oncemore policy list --json")
@@ -96,32 +99,22 @@ oncemore policy show mine@7:0c5b2a91d3e4 --store runs.db
 @_policy_argument("policy", "Address or file of a policy, or name@version:digest.")
 @provider_option
 @store_option
-@click.option("--attempt", metavar="N", type=WholeNumber(1), help="Decide after this failed attempt.")
-@click.option(
-    "--error", metavar="CODE", default="", help="Its error, such as HTTP_503; default: a retried one."
-)
-@click.option("--run-id", metavar="ID", default="", help="Draw the jitter from the seed of this run.")
-@click.option("--seed", metavar="TEXT", default="", help="Draw the jitter from this seed.")
-@click.option(
-    "--effect",
-    type=click.Choice(EFFECTS),
-    metavar="WORD",
-    default="idempotent",
-    help=f"Effect of the step: {', '.join(EFFECTS)}.",
-)
-@click.option("--retry-after", metavar="S", type=SECONDS, help="Retry-After of the provider.")
-@click.option("--elapsed", metavar="S", type=SECONDS, default=0.0, help="Time since the start of the call.")
-@click.option("--deadline-in", metavar="S", type=FINITE, help="Time to the deadline.")
-@click.option("--expected", metavar="S", type=SECONDS, help="Expected duration of an attempt.")
-@click.option("--tokens", metavar="N", type=FINITE, help="Tokens in the retry budget.")
-@click.option("--intensity", metavar="G", type=FINITE, help="Grid intensity in g CO2 per kWh.")
-@click.option("--price", metavar="USD", type=FINITE, help="Energy price per kWh.")
-@click.option("--queue-depth", metavar="N", type=SECONDS, help="Number of waiting runs.")
-@click.option("--parallelism", metavar="N", type=SECONDS, help="Number of runs at the same time.")
-@click.option(
-    "--error-budget", metavar="N", type=FINITE, help="Remaining error budget; 0 forbids stretching."
-)
-@click.option("--proof", is_flag=True, help="Print only the proof, as canonical JSON.")
+@value_option("--attempt", "N", "Decide after this failed attempt.", type=WholeNumber(1))
+@value_option("--error", "CODE", "Its error, such as HTTP_503; default: a retried one.", default="")
+@value_option("--run-id", "ID", "Draw the jitter from the seed of this run.", default="")
+@value_option("--seed", "TEXT", "Draw the jitter from this seed.", default="")
+@choice_option("--effect", EFFECTS, f"Effect of the step: {', '.join(EFFECTS)}.", default="idempotent")
+@value_option("--retry-after", "S", "Retry-After of the provider.", type=SECONDS)
+@value_option("--elapsed", "S", "Time since the start of the call.", type=SECONDS, default=0.0)
+@value_option("--deadline-in", "S", "Time to the deadline.", type=FINITE)
+@value_option("--expected", "S", "Expected duration of an attempt.", type=SECONDS)
+@value_option("--tokens", "N", "Tokens in the retry budget.", type=FINITE)
+@value_option("--intensity", "G", "Grid intensity in g CO2 per kWh.", type=FINITE)
+@value_option("--price", "USD", "Energy price per kWh.", type=FINITE)
+@value_option("--queue-depth", "N", "Number of waiting runs.", type=SECONDS)
+@value_option("--parallelism", "N", "Number of runs at the same time.", type=SECONDS)
+@value_option("--error-budget", "N", "Remaining error budget; 0 forbids stretching.", type=FINITE)
+@flag_option("--proof", "Print only the proof, as canonical JSON.")
 @json_option
 def show(
     policy: str,
@@ -258,7 +251,7 @@ def check(files: tuple[str, ...]) -> CommandReport:
 @_policy_argument("a", "Address or file of a policy.")
 @_policy_argument("b", "Address or file of another policy.")
 @provider_option
-@click.option("--exit-code", is_flag=True, help="Exit with 1 if the policies decide differently.")
+@flag_option("--exit-code", "Exit with 1 if the policies decide differently.")
 def diff(a: str, b: str, provider: str | None, exit_code: bool) -> CommandReport:
     """Compare two policies by field, delay and decision.
 
@@ -279,8 +272,8 @@ def diff(a: str, b: str, provider: str | None, exit_code: bool) -> CommandReport
       "oncemore policy plot kfm-rules --svg kfm-rules.svg --seed release-7 --runs 20")  # fmt: skip
 @_policy_argument("policy", "Address or file of a policy.")
 @provider_option
-@click.option("--svg", metavar="FILE", help="Write an SVG file instead; - is standard output.")
-@click.option("--seed", metavar="TEXT", default="", help="Seed of the sample runs.")
+@value_option("--svg", "FILE", "Write an SVG file instead; - is standard output.")
+@value_option("--seed", "TEXT", "Seed of the sample runs.", default="")
 @click.option("--runs", type=WholeNumber(0, 200), help="Number of sample runs; default: 5 in SVG, else 0.")
 @json_option
 def plot(

@@ -9,13 +9,16 @@ from oncemore.cli.commands import (
     CommandReport,
     LazyGroup,
     WholeNumber,
+    choice_option,
     documented_command,
+    flag_option,
     ids_option,
     json_option,
     reason_option,
     report_ids,
     store_command,
     store_option,
+    value_option,
     write_report,
 )
 
@@ -73,33 +76,22 @@ _item_argument = click.argument("item", metavar="ID", shell_complete=params.comp
 # --by is required here, unlike in other commands: a decision needs the name of a person.
 def _decision_options(command: F) -> F:
     """Add the argument and the options of every decision to a command."""
+    version_meaning = "Decide only if the item still has this version."
     for option in (
-        click.option("--version", metavar="N", type=WholeNumber(1), default=None,
-                     help="Decide only if the item still has this version."),
+        value_option("--version", "N", version_meaning, type=WholeNumber(1)),
         reason_option,
-        click.option("--by", metavar="NAME", required=True, help="Name of the operator; it is recorded."),
+        value_option("--by", "NAME", "Name of the operator; it is recorded.", required=True),
         _item_argument,
-    ):  # fmt: skip
+    ):
         command = option(command)
     return command
 
 
 @store_command("list", "oncemore quarantine list\noncemore quarantine list --step charge --since 2h --json")
-@click.option(
-    "--step",
-    metavar="NAME",
-    shell_complete=params.complete_steps,
-    help="Only items of this step or topic.",
-)
-@click.option(
-    "--reason",
-    metavar="WORD",
-    type=click.Choice(HOLD_REASONS),
-    help=f"Only this reason: {', '.join(HOLD_REASONS)}.",
-)
-@click.option("--kind", metavar="WORD", type=click.Choice(("run", "artifact", "event")),
-              help="Only this kind: run, artifact or event.")  # fmt: skip
-@click.option("--since", metavar="TIME", help="Only items since: 30m, 2h, 3d, or 2026-11-16T08:00Z.")
+@value_option("--step", "NAME", "Only items of this step or topic.", shell_complete=params.complete_steps)
+@choice_option("--reason", HOLD_REASONS, f"Only this reason: {', '.join(HOLD_REASONS)}.")
+@choice_option("--kind", ("run", "artifact", "event"), "Only this kind: run, artifact or event.")
+@value_option("--since", "TIME", "Only items since: 30m, 2h, 3d, or 2026-11-16T08:00Z.")
 @ids_option
 def list_(engine: Engine, since: str | None, only_ids: bool, **filters: str | None) -> CommandReport:
     """List quarantined items, the oldest first."""
@@ -191,8 +183,14 @@ def reject(engine: Engine, **options: Any) -> CommandReport:
     "rerun", 'oncemore quarantine rerun 01a1e211 --extra-attempts 2 --by operator --reason "more memory"'
 )
 @_decision_options
-@click.option("--extra-attempts", metavar="N", type=WholeNumber(1, 1000), default=1, show_default=True,
-              help="Number of additional attempts; it is recorded.")  # fmt: skip
+@value_option(
+    "--extra-attempts",
+    "N",
+    "Number of additional attempts; it is recorded.",
+    type=WholeNumber(1, 1000),
+    default=1,
+    show_default=True,
+)
 def rerun(engine: Engine, **options: Any) -> CommandReport:
     """Give a run more attempts than its policy allows."""
     return _record_decision(engine, "rerun", **options)
@@ -204,8 +202,8 @@ def rerun(engine: Engine, **options: Any) -> CommandReport:
     'oncemore quarantine settle 01a1e211 --applied \'{"receipt": 7}\' --by operator --reason "it shows"',
 )
 @_decision_options
-@click.option("--applied", metavar="JSON", help="It took effect; the value is the step's result.")
-@click.option("--not-applied", is_flag=True, help="It did not take effect and may be tried again.")
+@value_option("--applied", "JSON", "It took effect; the value is the step's result.")
+@flag_option("--not-applied", "It did not take effect and may be tried again.")
 @store_option
 @json_option
 def settle(applied: str | None, not_applied: bool, store: str | None, in_json: bool, **options: Any) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from oncemore.cli.commands import CommandReport, documented_command, store_command, store_option
+from oncemore.cli.commands import CommandReport, documented_command, store_command, store_option, value_option
 from oncemore.cli.output import OutputWriter
 
 TYPE_CHECKING = False
@@ -20,19 +20,23 @@ oncemore export runs 0193a000 4c9d884a --states states.yaml --out runs.jsonl
 IMPORT_EXAMPLES = """
 oncemore import-runs runs.jsonl --states states.yaml --store other.db
 """
-states_option = click.option(
+states_option = value_option(
     "--states",
-    metavar="FILE",
+    "FILE",
+    "Mapping of the five states to other names, YAML or JSON: COMPLETE: succeeded.",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Mapping of the five states to other names, YAML or JSON: COMPLETE: succeeded.",
 )
 
 
 @documented_command("runs", EXPORT_EXAMPLES)
 @click.argument("names", metavar="RUN...", nargs=-1, required=True)
 @states_option
-@click.option("--out", "file", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path),
-              help="Write to this file; default: standard output.")  # fmt: skip
+@value_option(
+    "--out file",
+    "FILE",
+    "Write to this file; default: standard output.",
+    type=click.Path(dir_okay=False, path_type=Path),
+)
 @store_option
 def export_runs(names: tuple[str, ...], states: Path | None, file: Path | None, store: str | None) -> None:
     """Write runs as JSON Lines.

@@ -9,12 +9,15 @@ from oncemore.cli.commands import (
     CommandReport,
     WholeNumber,
     WordChoice,
+    choice_option,
     documented_command,
+    flag_option,
     ids_option,
     json_option,
     report_ids,
     store_command,
     store_option,
+    value_option,
 )
 from oncemore.cli.output import OutputWriter
 from oncemore.policy.model import STATES
@@ -59,17 +62,17 @@ run_argument = click.argument(
     {"Filters": "step state error dataset tenant correlation since until held limit"},
     opener="open_read_only",
 )
-@click.option("--step", metavar="NAME", shell_complete=params.complete_steps, help="Only this step.")
-@click.option("--state", type=WordChoice(STATES), metavar="STATE", help=f"{', '.join(STATES)}.")
-@click.option("--error", metavar="CLASS", help="Only this error class in the last attempt, such as HTTP_503.")
-@click.option("--dataset", metavar="NAME", help="Only this dataset.")
-@click.option("--tenant", metavar="NAME", help="Only this tenant.")
-@click.option("--correlation", metavar="ID", help="Only this correlation id.")
-@click.option("--since", metavar="TIME", help="Changed since: 2h, 7d, 14:05, 2026-11-16T14:05Z.")
-@click.option("--until", metavar="TIME", help="Changed until this time.")
-@click.option("--held", is_flag=True, help="Only runs that wait for an operator.")
+@value_option("--step", "NAME", "Only this step.", shell_complete=params.complete_steps)
+@value_option("--state", "STATE", f"{', '.join(STATES)}.", type=WordChoice(STATES))
+@value_option("--error", "CLASS", "Only this error class in the last attempt, such as HTTP_503.")
+@value_option("--dataset", "NAME", "Only this dataset.")
+@value_option("--tenant", "NAME", "Only this tenant.")
+@value_option("--correlation", "ID", "Only this correlation id.")
+@value_option("--since", "TIME", "Changed since: 2h, 7d, 14:05, 2026-11-16T14:05Z.")
+@value_option("--until", "TIME", "Changed until this time.")
+@flag_option("--held", "Only runs that wait for an operator.")
 # The limit bounds the memory for a store with millions of runs.
-@click.option("--limit", metavar="N", type=WholeNumber(1, 100_000), default=50, help="Maximum number (50).")
+@value_option("--limit", "N", "Maximum number (50).", type=WholeNumber(1, 100_000), default=50)
 @ids_option
 def runs(store: Store, since: str | None, until: str | None, only_ids: bool, **filters: Any) -> CommandReport:
     """List runs, most recently changed first.
@@ -106,9 +109,7 @@ def show(store: Store, run: str) -> CommandReport:
 
 @store_command("explain", EXPLAIN_EXAMPLES, opener="open_read_only")
 @run_argument
-@click.option(
-    "--attempt", metavar="N", type=WholeNumber(1), help="Only the delay and the outcome of this attempt."
-)
+@value_option("--attempt", "N", "Only the delay and the outcome of this attempt.", type=WholeNumber(1))
 def explain(store: Store, run: str, attempt: int | None) -> CommandReport:
     """Explain the decisions of a run.
 
@@ -135,18 +136,25 @@ STATE_COLORS: dict[str, Color] = {"COMPLETE": "green", "HARD_FAIL": "red", "SOFT
 
 
 @documented_command("tail", EXAMPLES)
-@click.option("-n", "--lines", "count", metavar="N", type=WholeNumber(0, 1_000_000), default=20,
-              help="Number of latest entries to print (20).")  # fmt: skip
-@click.option("-f", "--follow", is_flag=True, help="Print new entries as they arrive, until Ctrl-C.")
-@click.option("--kind", "kinds", metavar="WORD", type=click.Choice(ENTITY_KINDS), multiple=True,
-              help=f"Kinds of entries: {', '.join(ENTITY_KINDS)}; default: all but worker.")  # fmt: skip
-@click.option(
-    "--mark", "marks", metavar="MARK", multiple=True, help="Only this mark, such as COMMIT or SOFT_FAIL."
+@value_option(
+    "-n --lines count",
+    "N",
+    "Number of latest entries to print (20).",
+    type=WholeNumber(0, 1_000_000),
+    default=20,
 )
-@click.option("--step", metavar="NAME", shell_complete=params.complete_steps, help="Only this step.")
-@click.option("--tenant", metavar="NAME", help="Only this tenant.")
-@click.option("--correlation", metavar="ID", help="Only this correlation id.")
-@click.option("--error", metavar="CLASS", help="Only this error class.")
+@flag_option("-f --follow", "Print new entries as they arrive, until Ctrl-C.")
+@choice_option(
+    "--kind kinds",
+    ENTITY_KINDS,
+    f"Kinds of entries: {', '.join(ENTITY_KINDS)}; default: all but worker.",
+    multiple=True,
+)
+@value_option("--mark marks", "MARK", "Only this mark, such as COMMIT or SOFT_FAIL.", multiple=True)
+@value_option("--step", "NAME", "Only this step.", shell_complete=params.complete_steps)
+@value_option("--tenant", "NAME", "Only this tenant.")
+@value_option("--correlation", "ID", "Only this correlation id.")
+@value_option("--error", "CLASS", "Only this error class.")
 @store_option
 @json_option
 def tail(

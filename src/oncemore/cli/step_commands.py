@@ -14,6 +14,7 @@ from oncemore.cli.commands import (
     json_option,
     reason_option,
     store_option,
+    value_option,
     write_report,
 )
 from oncemore.cli.params import DURATION, PAIR
@@ -38,14 +39,14 @@ oncemore rerun shop.orders --run 01a1e211 --reason 'the carrier is back'
 """
 
 step_argument = click.argument("address", metavar="MODULE[:STEP]")
-run_option = click.option(
+run_option = value_option(
     "--run",
-    metavar="RUN",
+    "RUN",
+    "Id or key of a run, instead of arguments; the recorded arguments are used.",
     shell_complete=params.complete_runs,
-    help="Id or key of a run, instead of arguments; the recorded arguments are used.",
 )
 pairs_argument = click.argument("pairs", metavar="[NAME=VALUE]...", nargs=-1, type=PAIR)
-args_option = click.option("--args", "args_json", metavar="JSON", help="Arguments as a JSON object.")
+args_option = value_option("--args args_json", "JSON", "Arguments as a JSON object.")
 
 
 def step_command(name: str, examples: str, *more: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -92,9 +93,7 @@ def _print_run(run: Any, in_json: bool) -> int:
 @step_command(
     "submit",
     SUBMIT_EXAMPLES,
-    click.option(
-        "--in", "delay_s", metavar="TIME", type=DURATION, help="Start after a delay: 90s, 5m, 1h30m."
-    ),
+    value_option("--in delay_s", "TIME", "Start after a delay: 90s, 5m, 1h30m.", type=DURATION),
 )
 def submit(
     address: str,

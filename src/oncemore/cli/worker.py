@@ -9,7 +9,15 @@ import sys
 
 import click
 
-from oncemore.cli.commands import FiniteNumber, WholeNumber, documented_command, json_option, store_option
+from oncemore.cli.commands import (
+    FiniteNumber,
+    WholeNumber,
+    documented_command,
+    flag_option,
+    json_option,
+    store_option,
+    value_option,
+)
 from oncemore.cli.output import OutputWriter
 from oncemore.cli.params import DURATION
 
@@ -38,19 +46,19 @@ oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop --drain
 """
 EXIT_WORK_LEFT = 1
 
-_grace_option = click.option(
+_grace_option = value_option(
     "--grace",
-    metavar="SECONDS",
+    "SECONDS",
+    "Time that running work may take after a stop signal.",
     type=FiniteNumber(0),
     default=30.0,
     show_default=True,
-    help="Time that running work may take after a stop signal.",
 )
 
 
 def _concurrency_option(meaning: str) -> Callable[[F], F]:
-    return click.option(
-        "--concurrency", metavar="N", type=WholeNumber(1, 1000), default=5, show_default=True, help=meaning
+    return value_option(
+        "--concurrency", "N", meaning, type=WholeNumber(1, 1000), default=5, show_default=True
     )
 
 
@@ -80,19 +88,17 @@ def _exit_without_release(message: str, *values: object) -> NoReturn:
 @click.argument("modules", metavar="MODULE[:STEP]...", nargs=-1, required=True)
 @store_option
 @_concurrency_option("Number of runs at the same time.")
-@click.option("--steps", metavar="NAME", multiple=True, help="Only steps with this name; * matches any text.")
+@value_option("--steps", "NAME", "Only steps with this name; * matches any text.", multiple=True)
 @_grace_option
-@click.option(
-    "--health",
-    metavar="[HOST:]PORT",
-    help="Serve GET /healthz and /readyz; without a host only on this machine.",
+@value_option(
+    "--health", "[HOST:]PORT", "Serve GET /healthz and /readyz; without a host only on this machine."
 )
-@click.option("--drain", is_flag=True, help="Run due work, then end.")
-@click.option(
+@flag_option("--drain", "Run due work, then end.")
+@value_option(
     "--wait",
-    metavar="TIME",
+    "TIME",
+    "With --drain: also run work due within TIME; default: max_inline_wait_s (60 s).",
     type=DURATION,
-    help="With --drain: also run work due within TIME; default: max_inline_wait_s (60 s).",
 )
 @json_option
 def worker(
@@ -214,17 +220,16 @@ def _log_end(stats: Worked, leftovers: tuple[Leftover, ...]) -> None:
 
 @documented_command("inbox", INBOX_EXAMPLES)
 @click.argument("step", metavar="MODULE:STEP")
-@click.option(
-    "--from",
-    "address",
-    metavar="URL",
+@value_option(
+    "--from address",
+    "URL",
+    "Queue: nats://host:4222/STREAM/CONSUMER, or the URL of an SQS queue.",
     required=True,
-    help="Queue: nats://host:4222/STREAM/CONSUMER, or the URL of an SQS queue.",
 )
 @store_option
 @_concurrency_option("Number of messages to process at the same time.")
 @_grace_option
-@click.option("--drain", is_flag=True, help="Process the messages that are waiting now, then end.")
+@flag_option("--drain", "Process the messages that are waiting now, then end.")
 @json_option
 def inbox(
     step: str, address: str, store: str | None, concurrency: int, grace: float, drain: bool, in_json: bool
