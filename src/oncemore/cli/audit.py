@@ -37,7 +37,7 @@ COLUMN_HEADS = ("category", "operations", "total_attempts", "success_rate", "avg
     "audit", EXAMPLES, {"Filters": "event_type retry_category operation tenant_id correlation_id"}
 )
 @click.argument(
-    "file", type=click.File(encoding="utf-8"), help="File written by a JsonLines sink; - is stdin."
+    "file", type=click.File(encoding="utf-8"), help="File written by an AuditFile sink; - is stdin."
 )
 @value_option(
     "-n --lines count",

@@ -1,6 +1,6 @@
 """A decorator for the Lambda function of a task.
 
-    @task(govern.policy("nova-cat/acquisition"))
+    @task(files.policy("nova-cat/acquisition"))
     def handler(event, context):
         return fetch(event["locator"])
 
