@@ -30,10 +30,16 @@ if TYPE_CHECKING:
     from typing import Any
 
     from oncemore.maintenance.backup import StoreSizes
+    from oncemore.maintenance.copy import CopyReport
     from oncemore.maintenance.prune import PruneReport
     from oncemore.steps.engine import Engine
 
 MAX_DOUBTFUL_RUNS = 50
+COPY_EXAMPLES = """
+oncemore copy .oncemore/log.db postgresql://db/work --reason "a second machine joins"
+oncemore copy postgresql://db/work /srv/log.db --reason "back to one machine"
+oncemore copy .oncemore/log.db postgresql://db/work --abandon --reason "not today"
+"""
 EVIDENCE_HINT = "Stop writing to this store, restore a backup, and keep this file as evidence."
 
 yes_option = flag_option("--yes", "Do not ask for confirmation.")
@@ -294,13 +300,6 @@ def verify(store: str | None, in_json: bool) -> int:
     return 0
 
 
-COPY_EXAMPLES = """
-oncemore copy .oncemore/log.db postgresql://db/work --reason "a second machine joins"
-oncemore copy postgresql://db/work /srv/log.db --reason "back to one machine"
-oncemore copy .oncemore/log.db postgresql://db/work --abandon --reason "not today"
-"""
-
-
 @documented_command("copy", COPY_EXAMPLES)
 @click.argument("source", metavar="FROM", help="The existing store: a path or a URL.")
 @click.argument("target", metavar="TO", help="An empty store, or one that an interrupted copy began to fill.")
@@ -308,7 +307,7 @@ oncemore copy .oncemore/log.db postgresql://db/work --abandon --reason "not toda
 @reason_option
 @by_option
 @json_option
-def copy(source: str, target: str, abandon: bool, reason: str, by: str | None, in_json: bool) -> None:
+def copy(source: str, target: str, abandon: bool, reason: str, by: str | None, in_json: bool) -> int:
     """Move a log to another store, every chain intact.
 
     FROM is closed first: no work starts there again. TO opens after both stores have been read back and have
@@ -319,20 +318,21 @@ def copy(source: str, target: str, abandon: bool, reason: str, by: str | None, i
     from oncemore.open_engine import engine_from_settings
     from oncemore.queries.stores import open_existing, settings_for
 
-    out = OutputWriter(in_json=in_json)
     # The target may be new, so it is opened by its settings; the source must exist.
     with open_existing(source) as old, engine_from_settings(settings_for(target)) as new:
         if abandon:
             copy.abandon_move(old, new, reason=reason, by=by)
-            if in_json:
-                out.write_json({"source": old.url, "stays": True})
-            else:
-                out.write_line(f"move abandoned; work continues in {old.url}", "green")
-            return
-        report = copy.move_log(old, new, reason=reason, by=by, progress=make_progress_counter("entries"))
-    if in_json:
-        out.write_json(report)
-        return
+            text = f"move abandoned; work continues in {old.url}"
+            result = CommandReport(
+                {"source": old.url, "stays": True}, lambda out: out.write_line(text, "green")
+            )
+        else:
+            report = copy.move_log(old, new, reason=reason, by=by, progress=make_progress_counter("entries"))
+            result = CommandReport(report, lambda out: _print_moved(out, report))
+    return write_report(result, in_json)
+
+
+def _print_moved(out: OutputWriter, report: CopyReport) -> None:
     out.write_line(
         f"moved {report.entries:,} entries of {report.entities:,} entities to {report.target}", "green"
     )

@@ -26,7 +26,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from oncemore.cli.output import Color
     from oncemore.log.store import Store
     from oncemore.queries.tail import TailLine
 
@@ -46,7 +45,12 @@ EXPLAIN_EXAMPLES = """
 oncemore explain b4b6cd73
 oncemore explain b4b6cd73 --attempt 3
 """
-
+TAIL_EXAMPLES = """
+oncemore tail
+oncemore tail -f --step flows.load
+oncemore tail -n 1000 --mark HARD_FAIL --json
+"""
+ENTITY_KINDS = ("run", "event", "artifact", "worker")
 
 run_argument = click.argument(
     "run",
@@ -126,16 +130,7 @@ def explain(store: Store, run: str, attempt: int | None) -> CommandReport:
     return CommandReport(explanation, lambda out: print_explanation(out, explanation))
 
 
-EXAMPLES = """
-oncemore tail
-oncemore tail -f --step flows.load
-oncemore tail -n 1000 --mark HARD_FAIL --json
-"""
-ENTITY_KINDS = ("run", "event", "artifact", "worker")
-STATE_COLORS: dict[str, Color] = {"COMPLETE": "green", "HARD_FAIL": "red", "SOFT_FAIL": "yellow"}
-
-
-@documented_command("tail", EXAMPLES)
+@documented_command("tail", TAIL_EXAMPLES)
 @value_option(
     "-n --lines count",
     "N",
@@ -190,6 +185,7 @@ def _print_entry(out: OutputWriter, line: TailLine) -> None:
     if out.in_json:
         out.write_json_line(line)
         return
+    from oncemore.cli.run_tables import STATE_COLORS
     from oncemore.queries.times import format_time
 
     reason = f"{line.error}: {line.message}" if line.error else line.reason
