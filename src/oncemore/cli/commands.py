@@ -191,6 +191,18 @@ def flag_option(names: str, meaning: str) -> Callable[[F], F]:
     return click.option(*names.split(), is_flag=True, help=meaning)
 
 
+def combine_options(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Return a decorator that adds several options, in this order of the help."""
+
+    def decorate(command: Any) -> Any:
+        # Decorators apply from the inside out, so the last option is added first.
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
 json_option = flag_option("--json in_json", "Print one JSON document and nothing else.")
 ids_option = flag_option("--ids only_ids", "Print only ids, one per line, as input for another command.")
 store_option = value_option(

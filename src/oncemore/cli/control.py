@@ -8,6 +8,7 @@ from oncemore.cli.commands import (
     CommandReport,
     LazyGroup,
     by_option,
+    combine_options,
     documented_command,
     flag_option,
     json_option,
@@ -59,15 +60,11 @@ def switch() -> None:
     """
 
 
-# Decorators apply from the inside out: the last option of the tuple comes first in the help.
-def _scope_options(command: Any) -> Any:
-    for option in (
-        value_option("--pipeline", "NAME", "Only steps of this pipeline.", default=""),
-        value_option("--tenant", "NAME", "Only runs of this tenant.", default=""),
-        value_option("--step", "NAME", "Only this step.", default=""),
-    ):
-        command = option(command)
-    return command
+_scope_options = combine_options(
+    value_option("--step", "NAME", "Only this step.", default=""),
+    value_option("--tenant", "NAME", "Only runs of this tenant.", default=""),
+    value_option("--pipeline", "NAME", "Only steps of this pipeline.", default=""),
+)
 
 
 @store_command("status", "oncemore switch status\noncemore switch status --json")

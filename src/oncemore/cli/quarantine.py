@@ -10,6 +10,7 @@ from oncemore.cli.commands import (
     LazyGroup,
     WholeNumber,
     choice_option,
+    combine_options,
     documented_command,
     flag_option,
     ids_option,
@@ -74,17 +75,12 @@ _item_argument = click.argument("item", metavar="ID", shell_complete=params.comp
 
 
 # --by is required here, unlike in other commands: a decision needs the name of a person.
-def _decision_options(command: F) -> F:
-    """Add the argument and the options of every decision to a command."""
-    version_meaning = "Decide only if the item still has this version."
-    for option in (
-        value_option("--version", "N", version_meaning, type=WholeNumber(1)),
-        reason_option,
-        value_option("--by", "NAME", "Name of the operator; it is recorded.", required=True),
-        _item_argument,
-    ):
-        command = option(command)
-    return command
+_decision_options = combine_options(
+    _item_argument,
+    value_option("--by", "NAME", "Name of the operator; it is recorded.", required=True),
+    reason_option,
+    value_option("--version", "N", "Decide only if the item still has this version.", type=WholeNumber(1)),
+)
 
 
 @store_command("list", "oncemore quarantine list\noncemore quarantine list --step charge --since 2h --json")

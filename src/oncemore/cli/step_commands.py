@@ -10,6 +10,7 @@ from oncemore.cli import params
 from oncemore.cli.commands import (
     CommandReport,
     by_option,
+    combine_options,
     documented_command,
     json_option,
     reason_option,
@@ -55,13 +56,10 @@ def step_command(name: str, examples: str, *more: Callable[[Any], Any]) -> Calla
     more  the options that only this command has
     """
 
-    def decorate(function: Any) -> Any:
-        # Decorators apply from the inside out, so the last one here comes first in the help.
-        for option in (json_option, store_option, by_option, *reversed(more), args_option, pairs_argument):
-            function = option(function)
-        return documented_command(name, examples)(step_argument(function))
-
-    return decorate
+    options = combine_options(
+        step_argument, pairs_argument, args_option, *more, by_option, store_option, json_option
+    )
+    return lambda function: documented_command(name, examples)(options(function))
 
 
 def _call_step(
