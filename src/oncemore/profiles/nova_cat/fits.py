@@ -29,7 +29,7 @@ from urllib.request import Request, urlopen
 from oncemore._values import Value
 from oncemore.errors import MissingExtra
 from oncemore.profiles.nova_cat import names
-from oncemore.profiles.nova_cat.input import QuarantineError, TerminalError
+from oncemore.profiles.nova_cat.input import InvalidInput, UnusableData
 from oncemore.retries.deadlines import time_remaining
 
 if TYPE_CHECKING:
@@ -66,13 +66,13 @@ class SpectrumFile(Value):
 
 
 def validate(data: bytes, expected: str | None = None) -> SpectrumFile:
-    """Return the description of a file; raise `QuarantineError` with the reason of the first failed check.
+    """Return the description of a file; raise `UnusableData` with the reason of the first failed check.
 
     expected  the SHA-256 that was announced for the file, if one was
     """
     digest = sha256(data).hexdigest()
     if expected is not None and digest != expected.lower():
-        raise QuarantineError(
+        raise UnusableData(
             names.CHECKSUM_MISMATCH,
             f"the bytes have SHA-256 {digest[:12]}…, and {expected[:12]}… was announced",
         )
@@ -105,8 +105,8 @@ def _open_fits(fits: Any, data: bytes) -> Any:
         raise _unreadable_error(error) from error
 
 
-def _unreadable_error(error: object) -> QuarantineError:
-    return QuarantineError(names.FITS_UNREADABLE, f"it cannot be read as FITS: {str(error).splitlines()[0]}")
+def _unreadable_error(error: object) -> UnusableData:
+    return UnusableData(names.FITS_UNREADABLE, f"it cannot be read as FITS: {str(error).splitlines()[0]}")
 
 
 def _check_complete(file: Any, data: bytes) -> None:
@@ -118,7 +118,7 @@ def _check_complete(file: Any, data: bytes) -> None:
             if ends > len(data):
                 raise _unreadable_error(f"it ends after {len(data)} bytes, and should have {ends}")
             _ = hdu.data  # astropy decodes the data on first access only
-    except QuarantineError:
+    except UnusableData:
         raise
     except Exception as error:
         raise _unreadable_error(error) from error
@@ -129,7 +129,7 @@ def _check_checksums(file: Any) -> None:
     for number, hdu in enumerate(file):
         # astropy returns 0 for a wrong checksum, 1 for a right one and 2 for none.
         if 0 in (hdu.verify_checksum(), hdu.verify_datasum()):
-            raise QuarantineError(
+            raise UnusableData(
                 names.FITS_CHECKSUM_MISMATCH, f"HDU {number} ({hdu.name}) does not fit its own checksum"
             )
 
@@ -142,7 +142,7 @@ def _read_spectrum(file: Any, numpy: Any) -> tuple[str, Any, Any]:
             if spectrum is not None:
                 return profile, *spectrum
     kinds = ", ".join(type(hdu).__name__ for hdu in file)
-    raise QuarantineError(
+    raise UnusableData(
         names.UNKNOWN_FITS_PROFILE, f"the file has none of the known layouts ({', '.join(PROFILES)}): {kinds}"
     )
 
@@ -189,7 +189,7 @@ def _check_domain(numpy: Any, waves: Any, flux: Any) -> tuple[float, float]:
     """Return the first and last wavelength of a plausible spectrum; refuse any other."""
     for failed, reason, text in _domain_checks(numpy, waves, flux):
         if failed:
-            raise QuarantineError(reason, text)
+            raise UnusableData(reason, text)
     return round(float(waves[0]), 6), round(float(waves[-1]), 6)
 
 
@@ -225,7 +225,7 @@ def download(locator: str, silence_s: float = READ_TIMEOUT_S) -> bytes:
     """Return the bytes behind an http or https address, within the time that is left for the attempt.
 
     silence_s  how long the provider may send nothing
-    Raises `TerminalError` for more than `MAX_BYTES` bytes and `IncompleteRead` for a body that was cut.
+    Raises `InvalidInput` for more than `MAX_BYTES` bytes and `IncompleteRead` for a body that was cut.
     """
     remaining_s = time_remaining()
     timeout_s = silence_s if remaining_s is None else max(0.001, min(remaining_s, silence_s))
@@ -244,7 +244,7 @@ def _read_body(response: Any) -> bytes:
         parts.append(part)
         size += len(part)
         if size > MAX_BYTES:
-            raise TerminalError(names.INVALID_FIELD, f"locator has more than {MAX_BYTES} bytes")
+            raise InvalidInput(names.INVALID_FIELD, f"locator has more than {MAX_BYTES} bytes")
     # `length` counts the announced bytes that have not arrived; `read` in parts does not check it.
     if response.length:
         raise IncompleteRead(b"", response.length)
