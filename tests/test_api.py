@@ -148,15 +148,15 @@ def test_warnings_point_at_the_users_line() -> None:
 @pytest.mark.parametrize(
     ("schedule", "delays"),
     [
-        (oncemore.exponential(), [1, 2, 4, 8, 16, 30]),
+        (oncemore.backoff.exponential(), [1, 2, 4, 8, 16, 30]),
         (
-            oncemore.exponential(timedelta(milliseconds=500), factor=3, cap=timedelta(seconds=10)),
+            oncemore.backoff.exponential(timedelta(milliseconds=500), factor=3, cap=timedelta(seconds=10)),
             [0.5, 1.5, 4.5, 10],
         ),
-        (oncemore.exponential(0.5, exponent="attempt"), [1, 2, 4]),
-        (oncemore.linear(0.25), [0.25, 0.5, 0.75]),
-        (oncemore.linear(5, cap=8), [5, 8, 8]),
-        (oncemore.fixed(2, timedelta(seconds=10), 30), [2, 10, 30, 30]),
+        (oncemore.backoff.exponential(0.5, exponent="attempt"), [1, 2, 4]),
+        (oncemore.backoff.linear(0.25), [0.25, 0.5, 0.75]),
+        (oncemore.backoff.linear(5, cap=8), [5, 8, 8]),
+        (oncemore.backoff.fixed(2, timedelta(seconds=10), 30), [2, 10, 30, 30]),
         ([2, 90], [2, 90, 90]),
         ((1, 2), [1, 2, 2]),
     ],
@@ -174,7 +174,12 @@ def test_waits_are_written_in_many_ways(
 
 @pytest.mark.parametrize(
     ("jitter", "low", "high"),
-    [("full", 0, 10), ("equal", 5, 10), (oncemore.additive(2), 10, 12), (oncemore.proportional(0.1), 9, 11)],
+    [
+        ("full", 0, 10),
+        ("equal", 5, 10),
+        (oncemore.jitter.additive(2), 10, 12),
+        (oncemore.jitter.proportional(0.1), 9, 11),
+    ],
 )
 def test_jitters_are_written_by_name_or_value(
     jitter: object, low: float, high: float, instant_retries: FakeClock
@@ -185,7 +190,7 @@ def test_jitters_are_written_by_name_or_value(
     for seed in range(50):
         with pytest.raises(OSError):
             oncemore.retrying(
-                work, on=OSError, attempts=2, wait=oncemore.fixed(10), jitter=jitter, seed=seed
+                work, on=OSError, attempts=2, wait=oncemore.backoff.fixed(10), jitter=jitter, seed=seed
             )()  # type: ignore[arg-type]
     assert low <= min(instant_retries.delays) < max(instant_retries.delays) <= high
 
@@ -194,17 +199,18 @@ def test_seconds_that_a_person_wrote_are_exact_and_schedules_are_spread(instant_
     def work() -> None:
         raise OSError
 
-    for wait in ([3, 4], oncemore.fixed(3, 4)):
+    for wait in ([3, 4], oncemore.backoff.fixed(3, 4)):
         with pytest.raises(OSError):
             oncemore.retrying(work, on=OSError, wait=wait)()
     assert instant_retries.delays == [3, 4, 3, 4]
     with pytest.raises(OSError):
-        oncemore.retrying(work, on=OSError, wait=oncemore.exponential(3))()
+        oncemore.retrying(work, on=OSError, wait=oncemore.backoff.exponential(3))()
     assert instant_retries.delays[4:] != [3, 6]
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: oncemore.additive(-1), lambda: oncemore.proportional(2), oncemore.fixed]
+    "make",
+    [lambda: oncemore.jitter.additive(-1), lambda: oncemore.jitter.proportional(2), oncemore.backoff.fixed],
 )
 def test_a_wrong_wait_or_jitter_is_refused_when_it_is_made(make: Callable[[], object]) -> None:
     with pytest.raises(oncemore.PolicyError):
@@ -216,7 +222,7 @@ def test_a_policy_is_taken_by_name_or_value_and_changed_beside(instant_retries: 
         raise OSError
 
     patient = oncemore.Policy(
-        "patient", max_attempts=4, schedule=oncemore.linear(2), jitter=oncemore.Jitter("none")
+        "patient", max_attempts=4, schedule=oncemore.backoff.linear(2), jitter=oncemore.Jitter("none")
     )
     for policy, more, name, delays in (
         (patient, {}, "patient", [2, 4, 6]),
@@ -255,7 +261,10 @@ def test_one_function_follows_the_policy_it_is_given(instant_retries: FakeClock)
     def work() -> None:
         raise OSError
 
-    for schedule, delays in ((oncemore.linear(1), [1, 2, 3]), (oncemore.exponential(2), [2, 4, 8])):
+    for schedule, delays in (
+        (oncemore.backoff.linear(1), [1, 2, 3]),
+        (oncemore.backoff.exponential(2), [2, 4, 8]),
+    ):
         policy = oncemore.Policy(max_attempts=4, schedule=schedule, jitter=oncemore.Jitter("none"))
         instant_retries.delays.clear()
         with pytest.raises(OSError):

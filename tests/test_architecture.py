@@ -37,7 +37,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("policy", "classifiers", "log", "audit"),
     ("limits", "artifacts"),
     ("retries", "steps"),
-    ("open_engine", "control", "workers", "messaging", "inbox", "outbox", "http", "maintenance"),
+    (
+        *("backoff", "control", "http", "inbox", "jitter", "maintenance", "messaging"),
+        *("open_engine", "outbox", "workers"),
+    ),
     (PACKAGE,),
     ("queries", "testing"),
     ("profiles", "stepfunctions"),
@@ -382,7 +385,7 @@ def expensive_modules(loaded: set[str]) -> list[str]:
 
 
 # The package imports lazily, so the module behind `oncemore.retry` is measured as well.
-LIGHT_MODULES = ("oncemore", "oncemore.retries.decorator")
+LIGHT_MODULES = ("oncemore", "oncemore.backoff", "oncemore.jitter", "oncemore.retries.decorator")
 
 
 @pytest.mark.parametrize("module", LIGHT_MODULES)

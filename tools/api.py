@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
-DOORS = ("oncemore", "oncemore.http", "oncemore.inbox", "oncemore.testing")
+DOORS = (
+    "oncemore",
+    "oncemore.backoff",
+    "oncemore.http",
+    "oncemore.inbox",
+    "oncemore.jitter",
+    "oncemore.testing",
+)
 FILE = Path(__file__).resolve().parent.parent / "api.txt"
 REWRITE = ".venv/bin/python tools/api.py --write"
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path("src/oncemore")
 
 DECIDING = (
-    "_ids.py", "_redact.py", "_values.py", "clock.py", "errors.py",
+    "_ids.py", "_redact.py", "_values.py", "backoff.py", "clock.py", "errors.py", "jitter.py",
     "artifacts/*.py", "audit/*.py", "classifiers/classify.py", "control/*.py",
     "limits/*.py", "log/*.py", "maintenance/*.py",
     "messaging/delivery.py", "messaging/driver.py", "messaging/inbox_flow.py", "messaging/message.py",

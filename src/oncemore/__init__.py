@@ -20,6 +20,7 @@ from oncemore._version import __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from oncemore import backoff, jitter
     from oncemore.artifacts.artifact import Artifact
     from oncemore.classifiers.classify import classify
     from oncemore.classifiers.custom import classifier
@@ -66,16 +67,7 @@ if TYPE_CHECKING:
     from oncemore.policy.model import Failure
     from oncemore.policy.policy import Policy
     from oncemore.retries.deadlines import AbandonedCall, time_remaining
-    from oncemore.retries.decorator import (
-        additive,
-        attempts,
-        exponential,
-        fixed,
-        linear,
-        proportional,
-        retry,
-        retrying,
-    )
+    from oncemore.retries.decorator import attempts, retry, retrying
     from oncemore.retries.loop import RetryReport, get_decision
     from oncemore.retries.timeouts import abandoned_calls
     from oncemore.steps.attempt import Attempt, current
@@ -108,7 +100,7 @@ _NAMES_BY_MODULE = {
     "oncemore.policy.model": "Failure",
     "oncemore.policy.policy": "Policy",
     "oncemore.retries.deadlines": "AbandonedCall time_remaining",
-    "oncemore.retries.decorator": "additive attempts exponential fixed linear proportional retry retrying",
+    "oncemore.retries.decorator": "attempts retry retrying",
     "oncemore.retries.loop": "RetryReport get_decision",
     "oncemore.retries.timeouts": "abandoned_calls",
     "oncemore.steps.attempt": "Attempt current",
@@ -122,6 +114,8 @@ _NAMES_BY_MODULE = {
     "oncemore.workers.service": "Worker",
 }
 _MODULE_OF_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
+#: Public modules that need no import of their own: `oncemore.backoff.exponential(1)`.
+_MODULES = ("backoff", "jitter")
 
 __all__ = [
     "AbandonedCall",
@@ -178,20 +172,17 @@ __all__ = [
     "Worker",
     "__version__",
     "abandoned_calls",
-    "additive",
     "applied",
     "attempts",
+    "backoff",
     "classifier",
     "classify",
     "context",
     "current",
-    "exponential",
-    "fixed",
     "get_decision",
-    "linear",
+    "jitter",
     "not_applied",
     "open",
-    "proportional",
     "retry",
     "retrying",
     "step",
@@ -201,10 +192,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _MODULE_OF_NAME:
+    if name not in _MODULE_OF_NAME and name not in _MODULES:
         raise AttributeError(f"module 'oncemore' has no attribute {name!r}")
     from importlib import import_module
 
+    if name in _MODULES:
+        return import_module(f"oncemore.{name}")
     value = getattr(import_module(_MODULE_OF_NAME[name]), name)
     globals()[name] = value  # so that the next access does not come here
     return value

@@ -19,6 +19,7 @@ from oncemore.policy.files.file_reader import PACKAGED_FILES
 from oncemore.policy.policy import Policy
 from oncemore.policy.tuning import Tuning
 from oncemore.policy.verdict import ErrorClasses, decide_verdict
+from oncemore.profiles.nova_cat.input import InvalidInput, UnusableData
 from oncemore.stepfunctions import export, task
 from oncemore.stepfunctions.check import find_faults
 from oncemore.stepfunctions.export import (
@@ -243,6 +244,8 @@ def test_a_definition_does_what_the_policy_says(delays: tuple[int, ...], machine
             "CHECKSUM_MISMATCH: PolicyViolation",
         ),
         (RETRYABLE, "RetryableError", "HTTP_503"),
+        (InvalidInput("INVALID_UUID", "not a UUID"), "TerminalError", "not a UUID"),
+        (UnusableData("FITS_UNREADABLE", "cut short"), "QuarantineError", "cut short"),
     ],
 )
 def test_a_task_fails_under_the_name_of_its_class(error: Exception, name: str, told: str) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pkgutil
 from typing import TYPE_CHECKING
 
 import pytest
 
 from oncemore.classifiers import classify as module
+from oncemore.classifiers import clients
 from oncemore.classifiers.classify import UNMATCHED, _find_rule, _tables
 from oncemore.policy.model import KINDS
 
@@ -133,3 +135,8 @@ def test_a_fact_is_well_formed(name: str) -> None:
             assert kind != "throttled" or code
         else:
             assert callable(rule)
+
+
+def test_every_module_of_the_folder_is_registered() -> None:
+    modules = {name for _, name, _ in pkgutil.iter_modules(clients.__path__)}
+    assert {module.__name__.rpartition(".")[2] for module in clients.CLIENTS} == modules

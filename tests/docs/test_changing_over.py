@@ -68,35 +68,38 @@ def test_the_longest_waits_of_both_libraries_are_the_same(monkeypatch: pytest.Mo
     monkeypatch.setattr(random, "uniform", lambda low, high: high)
     t, o = tenacity, oncemore
     pairs = {
-        "fixed": (tenacity_waits(t.wait_fixed(5)), ours(o.fixed(5), "none")),
-        "random": (tenacity_waits(t.wait_random(2, 5)), ours(o.fixed(2), o.additive(3))),
+        "fixed": (tenacity_waits(t.wait_fixed(5)), ours(o.backoff.fixed(5), "none")),
+        "random": (tenacity_waits(t.wait_random(2, 5)), ours(o.backoff.fixed(2), o.jitter.additive(3))),
         "exponential": (
             tenacity_waits(t.wait_exponential(multiplier=0.5, max=20, exp_base=3)),
-            ours(o.exponential(0.5, factor=3, cap=20), "none"),
+            ours(o.backoff.exponential(0.5, factor=3, cap=20), "none"),
         ),
         "random exponential": (
             tenacity_waits(t.wait_random_exponential(multiplier=2, max=20)),
-            ours(o.exponential(2, cap=20)),
+            ours(o.backoff.exponential(2, cap=20)),
         ),
         "exponential jitter": (
             tenacity_waits(t.wait_exponential_jitter(multiplier=2, max=20, jitter=3)),
-            ours(o.exponential(2, cap=20), o.additive(3)),
+            ours(o.backoff.exponential(2, cap=20), o.jitter.additive(3)),
         ),
-        "incrementing": (tenacity_waits(t.wait_incrementing(2, 2)), ours(o.linear(2), "none")),
+        "incrementing": (tenacity_waits(t.wait_incrementing(2, 2)), ours(o.backoff.linear(2), "none")),
         "chain": (
             tenacity_waits(t.wait_chain(t.wait_fixed(1), t.wait_fixed(60))),
-            ours(o.fixed(1, 60), "none"),
+            ours(o.backoff.fixed(1, 60), "none"),
         ),
-        "sum": (tenacity_waits(t.wait_fixed(3) + t.wait_random(0, 2)), ours(o.fixed(3), o.additive(2))),
+        "sum": (
+            tenacity_waits(t.wait_fixed(3) + t.wait_random(0, 2)),
+            ours(o.backoff.fixed(3), o.jitter.additive(2)),
+        ),
         "expo": (
             backoff_waits(backoff.expo(base=3, factor=0.5, max_value=20), backoff.full_jitter),
-            ours(o.exponential(0.5, factor=3, cap=20)),
+            ours(o.backoff.exponential(0.5, factor=3, cap=20)),
         ),
         "expo, random": (
             backoff_waits(backoff.expo(max_value=100), backoff.random_jitter),
-            ours(o.exponential(1, cap=100), o.additive(1)),
+            ours(o.backoff.exponential(1, cap=100), o.jitter.additive(1)),
         ),
-        "fibo": (backoff_waits(backoff.fibo(), backoff.full_jitter), ours(o.fixed(1, 1, 2, 3, 5, 8))),
-        "constant": (backoff_waits(backoff.constant(4), backoff.full_jitter), ours(o.fixed(4))),
+        "fibo": (backoff_waits(backoff.fibo(), backoff.full_jitter), ours(o.backoff.fixed(1, 1, 2, 3, 5, 8))),
+        "constant": (backoff_waits(backoff.constant(4), backoff.full_jitter), ours(o.backoff.fixed(4))),
     }
     assert {name: pair for name, pair in pairs.items() if pair[0] != pytest.approx(pair[1])} == {}

@@ -103,8 +103,11 @@ def test_what_keeps_to_the_rules_is_good() -> None:
 GIVEN: list[tuple[dict[str, Any], str]] = [
     ({"wait": 5}, "BACKOFF-3"),
     ({"wait": [0.5, 1, 2, 4]}, "jitter is none"),
-    ({"wait": oncemore.exponential(0.5, factor=1)}, "BACKOFF-3"),
-    ({"wait": oncemore.exponential(5)}, "base_delay_s is 5; the bounds of this profile allow 0.5 to 1"),
+    ({"wait": oncemore.backoff.exponential(0.5, factor=1)}, "BACKOFF-3"),
+    (
+        {"wait": oncemore.backoff.exponential(5)},
+        "base_delay_s is 5; the bounds of this profile allow 0.5 to 1",
+    ),
     ({"jitter": "none"}, "BACKOFF-18"),
     ({"jitter": oncemore.Jitter("proportional", 0.01)}, "jitter_factor is 0.01"),
     ({"attempts": 50}, r"max_attempts is 50; a governed policy allows 1 to 10 \(BACKOFF-20\)"),
@@ -134,7 +137,7 @@ def test_a_changed_copy_is_held_to_the_rules() -> None:
 
 def test_a_linear_or_fixed_governed_policy_may_have_bounds_that_are_not_about_it() -> None:
     linear = oncemore.Policy(
-        schedule=oncemore.linear(1),
+        schedule=oncemore.backoff.linear(1),
         timeout_s=1,
         governed=True,
         bounds=(("factor", (2, 2)), ("total_timeout_s", (1, 9))),

@@ -156,7 +156,7 @@ def test_of_fifty_operations_at_once_fewer_than_sixty_calls_are_made(make: Make)
     provider, breaker = Provider(), make()
     begin = threading.Barrier(50)
     wrapped = oncemore.retrying(
-        provider, on="transient", attempts=5, breaker=breaker, wait=oncemore.exponential(0.05)
+        provider, on="transient", attempts=5, breaker=breaker, wait=oncemore.backoff.exponential(0.05)
     )
 
     def caller() -> None:

@@ -19,11 +19,13 @@ from oncemore.log.store import HeadQuery
 from oncemore.outbox import JsonLinesSink as Lines
 from oncemore.outbox import OutboxRelay
 from oncemore.profiles.nova_cat import (
+    InvalidInput,
     JsonLogFormatter,
     NovaCat,
     QuarantineError,
     RetryableError,
     TerminalError,
+    UnusableData,
     download,
     events,
     fits,
@@ -218,7 +220,7 @@ def test_a_404_is_terminal_and_retry_after_is_obeyed(
 def test_a_file_that_is_too_large_is_terminal(
     engine: oncemore.Engine, archive: ArchiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oncemore.profiles.nova_cat.fetch.MAX_BYTES", 1000)
+    monkeypatch.setattr("oncemore.profiles.nova_cat.fits.MAX_BYTES", 1000)
     made = NovaCat().acquire(product(archive.put("/x.fits", image())))
     assert (made.outcome, made.reason) == ("TERMINAL_FAILURE", "INVALID_FIELD")
 
@@ -463,12 +465,14 @@ def test_errors_have_the_names_of_the_state_machine() -> None:
     assert [kind.__name__ for kind in (RetryableError, TerminalError, QuarantineError)] == list(
         names.ERROR_NAMES.values()
     )
-    for kind, code, says in ((TerminalError, "OTHER", "the reasons are"), (QuarantineError, "X", "reasons")):
+    assert issubclass(InvalidInput, TerminalError)
+    assert issubclass(UnusableData, QuarantineError)
+    for kind, code, says in ((InvalidInput, "OTHER", "the reasons are"), (UnusableData, "X", "reasons")):
         with pytest.raises(UsageError, match=says):
             kind(code)
     import pickle
 
-    made = pickle.loads(pickle.dumps(TerminalError("INVALID_UUID", "no")))  # noqa: S301
+    made = pickle.loads(pickle.dumps(InvalidInput("INVALID_UUID", "no")))  # noqa: S301
     assert (made.code, str(made)) == ("INVALID_UUID", "no")
 
 
@@ -496,7 +500,7 @@ def test_spectra_in_both_layouts_are_read() -> None:
     assert garbled != good
     for data in (b"", b"<html>no such file</html>", table(names=("X", "FLUX")), image(CUNIT1="furlong"),
                  image(CTYPE1="FREQ"), table(waves=[4000.0]), table(unit="furlong"), garbled):  # fmt: skip
-        with pytest.raises(QuarantineError):
+        with pytest.raises(UnusableData):
             validate(data)
 
 

@@ -444,7 +444,7 @@ def test_reading_does_not_wait_for_a_writer(path: Path) -> None:
 def test_progress_is_shown_on_a_terminal_and_gone_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     import io
 
-    from oncemore.cli import progress
+    from oncemore.cli import output as progress
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

@@ -61,7 +61,7 @@ def test_runs_of_dead_workers_and_overdue_runs_are_reported(
         assert found["leases"].status == "warn"
         assert found["leases"].observation == "1 run is RUNNING although its worker is gone"
         assert found["leases"].examples[0].startswith("victim.repeat ")
-    slow = oncemore.Policy("slow", schedule=oncemore.fixed(100, 200), jitter=oncemore.Jitter("none"))
+    slow = oncemore.Policy("slow", schedule=oncemore.backoff.fixed(100, 200), jitter=oncemore.Jitter("none"))
 
     @oncemore.step(effect="idempotent", name="late", policy=slow)
     def late() -> None:

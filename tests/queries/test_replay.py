@@ -58,10 +58,19 @@ def test_encrypted_decisions_are_replayed_with_the_key_and_marked_sealed_without
 @pytest.mark.unmeasured
 def test_a_thousand_decisions_under_all_policies_are_reproduced(tmp_path: Path) -> None:
     # Every shape, every jitter, deadlines and tuning: each proof must hold all that its decision needs.
-    tuned = oncemore.Policy("tuned", max_attempts=6, tuning=policy_tuning(), jitter=oncemore.additive(0.5))
-    spreads = [oncemore.Jitter("full"), oncemore.Jitter("equal"), oncemore.Jitter("decorrelated"),
-               oncemore.Jitter("none"), oncemore.proportional(0.1), oncemore.additive(0.2)]  # fmt: skip
-    shapes = [oncemore.exponential(0.1), oncemore.linear(0.2), oncemore.fixed(0.1, 0.7, 0.3)]
+    tuned = oncemore.Policy(
+        "tuned", max_attempts=6, tuning=policy_tuning(), jitter=oncemore.jitter.additive(0.5)
+    )
+    spreads = [
+        *map(oncemore.Jitter, ("full", "equal", "decorrelated", "none")),
+        oncemore.jitter.proportional(0.1),
+        oncemore.jitter.additive(0.2),
+    ]
+    shapes = [
+        oncemore.backoff.exponential(0.1),
+        oncemore.backoff.linear(0.2),
+        oncemore.backoff.fixed(0.1, 0.7, 0.3),
+    ]
     policies = [
         oncemore.Policy(f"p{at}", max_attempts=5, schedule=shape, jitter=spread)
         for at, (shape, spread) in enumerate((shape, spread) for shape in shapes for spread in spreads)
@@ -165,7 +174,7 @@ def test_a_changed_policy_is_drift_with_both_digests_and_both_decisions(
     entity = entity_of(store, "hopeless")
     assert differences(store, entity, current=lambda recorded: None) == []
     assert differences(store, entity, current=lambda recorded: STANDARD) == []
-    stricter = STANDARD.replace(max_attempts=2, max_delay_s=0.01, schedule=oncemore.fixed(0.01))
+    stricter = STANDARD.replace(max_attempts=2, max_delay_s=0.01, schedule=oncemore.backoff.fixed(0.01))
     found = differences(store, entity, current=lambda recorded: stricter)
     assert found[0].what == "policy.digest"
     assert (found[0].recorded, found[0].computed) == (STANDARD.digest, stricter.digest)

@@ -214,7 +214,7 @@ def test_a_run_with_a_live_worker_is_explained_as_running(tmp_path: Path) -> Non
 
 
 def test_idle_time_is_separate_from_the_wait(tmp_path: Path) -> None:
-    slow = oncemore.Policy("slow", schedule=oncemore.fixed(100, 200), jitter=oncemore.Jitter("none"))
+    slow = oncemore.Policy("slow", schedule=oncemore.backoff.fixed(100, 200), jitter=oncemore.Jitter("none"))
     fails = [OSError("once")]
 
     @oncemore.step(effect="idempotent", name="late", policy=slow)

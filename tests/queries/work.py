@@ -65,7 +65,7 @@ def pay(invoice: str) -> None:
 SLOW = oncemore.Policy(
     "slow",
     max_attempts=3,
-    schedule=oncemore.fixed(1200, 1500),
+    schedule=oncemore.backoff.fixed(1200, 1500),
     jitter=oncemore.Jitter("none"),
     max_delay_s=9000,
 )

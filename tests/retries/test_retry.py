@@ -55,7 +55,7 @@ def test_exhaustion_raises_the_callers_own_error_with_a_note(colour: str, clock:
     last = ConnectionResetError("the last one")
     script = Script(ConnectionError("first"), ConnectionError("second"), last)
     with pytest.raises(ConnectionResetError) as caught:
-        run(colour, script, on=OSError, wait=oncemore.exponential(1), jitter="none")
+        run(colour, script, on=OSError, wait=oncemore.backoff.exponential(1), jitter="none")
     assert caught.value is last
     assert script.calls == 3
     assert clock.delays == [1.0, 2.0]
@@ -335,7 +335,7 @@ def test_a_deadline_is_a_point_in_time(colour: str, clock: FakeClock) -> None:
                 script,
                 on=OSError,
                 attempts=9,
-                wait=oncemore.linear(4),
+                wait=oncemore.backoff.linear(4),
                 jitter="none",
                 deadline=deadline,
             )

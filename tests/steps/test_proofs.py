@@ -64,7 +64,7 @@ def fail_in_every_way() -> None:
                 policy=POLICY.replace(max_attempts=n + 1),
             )()
     call_step(made("plain", Turns(lambda *_: object()), name="unavailable", effect="pure"))
-    slow = POLICY.replace(schedule=oncemore.fixed(1200.0, 1500.0), max_delay_s=9000.0)
+    slow = POLICY.replace(schedule=oncemore.backoff.fixed(1200.0, 1500.0), max_delay_s=9000.0)
     late = made("plain", Turns(SOON), name="late", policy=slow)
     call_step(late)
     late.cancel(reason="not needed")

@@ -13,7 +13,7 @@ from oncemore.testing import FakeClock
 from tests.steps import isolated
 from tests.steps.colours import POLICY, SOON, Turns, do, each_colour, in_memory, made
 
-AT_ONCE = POLICY.replace(schedule=oncemore.fixed(0.001, 0.002))
+AT_ONCE = POLICY.replace(schedule=oncemore.backoff.fixed(0.001, 0.002))
 
 
 class Blocks:

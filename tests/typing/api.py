@@ -87,7 +87,9 @@ oncemore.retry(on=BaseException)  # type: ignore[arg-type]
 oncemore.retry(on="flaky")  # type: ignore[arg-type]
 oncemore.retry(on=OSError, attempts="3")  # type: ignore[arg-type]
 oncemore.retry(on=lambda error: "busy" in str(error), deadline=datetime.now(UTC), seed=7)
-oncemore.retry(on=OSError, wait=oncemore.exponential(0.5, cap=10), jitter=oncemore.proportional(0.1))
+oncemore.retry(
+    on=OSError, wait=oncemore.backoff.exponential(0.5, cap=10), jitter=oncemore.jitter.proportional(0.1)
+)
 oncemore.retry(on=OSError, wait=[1, timedelta(seconds=2)], budget=oncemore.Budget(5))
 
 

@@ -1,12 +1,12 @@
 """Classifies any exception: its kind, whether it may have taken effect, how long to wait.
 
 A table maps the class names of one library to rules; tables are stored under the library's top-level
-module name. `classify` looks up an exception's type along its MRO by module and name, so subclasses
-follow their bases and no client library is imported. The first match decides, in three rounds: errors
-that are never retried (cancellation, exit, exhausted memory or stack), then all libraries, then
-Python's builtins. The libraries come first because a client's error is often also an `OSError` or a
-`ValueError`. Custom rules (`custom`) and rules of installed packages (`plugins`) come before the last
-two rounds.
+module name. The folder `clients` has them, and a new library is added there. `classify` looks up an
+exception's type along its MRO by module and name, so subclasses follow their bases and no client library
+is imported. The first match decides, in three rounds: errors that are never retried (cancellation, exit,
+exhausted memory or stack), then all libraries, then Python's builtins. The libraries come first because a
+client's error is often also an `OSError` or a `ValueError`. Custom rules (`custom`) and rules of installed
+packages (`plugins`) come before the last two rounds.
 
 A rule is a fact or a function (see `rules`). An error without a rule is classified by its explicit
 `__cause__`, never by its `__context__`: a `KeyError` inside an `except ConnectionError:` block is a
@@ -23,25 +23,7 @@ refuses the connection counts as not sent.
 from __future__ import annotations
 
 from oncemore.classifiers import wrappers
-from oncemore.classifiers.clients import (
-    aiohttp,
-    asyncpg,
-    aws,
-    azure,
-    google,
-    grpc,
-    httpx,
-    nats,
-    neo4j,
-    openai,
-    postgres,
-    python,
-    redis,
-    requests,
-    sqlalchemy,
-    sqlite,
-    validators,
-)
+from oncemore.classifiers.clients import CLIENTS
 from oncemore.classifiers.http_status import classify_status, parse_retry_after
 from oncemore.policy.model import Failure
 from oncemore.policy.verdict import UNMATCHED
@@ -87,10 +69,7 @@ _NEVER_RETRIED: Final[dict[str, Table]] = {
 }
 
 _tables: dict[str, Table] = {}
-for _module in (
-    aiohttp, asyncpg, aws, azure, google, grpc, httpx, nats, neo4j, openai, postgres, python, redis, requests,
-    sqlalchemy, sqlite, validators, wrappers,
-):  # fmt: skip
+for _module in (*CLIENTS, wrappers):
     for _name, _table in _module.TABLES.items():
         _tables[_name] = {**_tables.get(_name, {}), **_table}
 

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from oncemore.cli.commands import WholeNumber, documented_command, json_option
+from oncemore.cli.commands import WholeNumber, documented_command, flag_option, json_option, value_option
 from oncemore.cli.output import OutputWriter
 
 TYPE_CHECKING = False
@@ -37,19 +37,22 @@ COLUMN_HEADS = ("category", "operations", "total_attempts", "success_rate", "avg
     "audit", EXAMPLES, {"Filters": "event_type retry_category operation tenant_id correlation_id"}
 )
 @click.argument(
-    "file", type=click.File(encoding="utf-8"), help="File written by a JsonLines sink; - is stdin."
+    "file", type=click.File(encoding="utf-8"), help="File written by an AuditFile sink; - is stdin."
 )
-@click.option("-n", "--lines", "count", metavar="N", type=WholeNumber(0, 1_000_000), default=20,
-              help="Number of latest events to print (20).")  # fmt: skip
-@click.option("-f", "--follow", is_flag=True, help="Print new events as they arrive, until Ctrl-C.")
-@click.option("--patterns", is_flag=True, help="Summarize the finished operations by category.")
-@click.option("--type", "event_type", metavar="WORD", help="Only this event type, such as retry_exhausted.")
-@click.option(
-    "--category", "retry_category", metavar="CODE", help="Only this category, such as RETRY_KV_GET."
+@value_option(
+    "-n --lines count",
+    "N",
+    "Number of latest events to print (20).",
+    type=WholeNumber(0, 1_000_000),
+    default=20,
 )
-@click.option("--operation", metavar="NAME", help="Only this operation.")
-@click.option("--tenant", "tenant_id", metavar="NAME", help="Only this tenant.")
-@click.option("--correlation", "correlation_id", metavar="ID", help="Only this correlation id.")
+@flag_option("-f --follow", "Print new events as they arrive, until Ctrl-C.")
+@flag_option("--patterns", "Summarize the finished operations by category.")
+@value_option("--type event_type", "WORD", "Only this event type, such as retry_exhausted.")
+@value_option("--category retry_category", "CODE", "Only this category, such as RETRY_KV_GET.")
+@value_option("--operation", "NAME", "Only this operation.")
+@value_option("--tenant tenant_id", "NAME", "Only this tenant.")
+@value_option("--correlation correlation_id", "ID", "Only this correlation id.")
 @json_option
 def audit(file: IO[str], count: int, follow: bool, patterns: bool, in_json: bool, **filters: Any) -> None:
     """Print the audit events of a file, and follow it.

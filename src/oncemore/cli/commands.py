@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import math
+from functools import wraps
+from typing import NamedTuple
 
 import click
 
@@ -14,8 +16,12 @@ from oncemore._version import __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import Any, TypeVar
+
+    from oncemore.cli.output import OutputWriter
+
+    F = TypeVar("F", bound=Callable[..., Any])
 
 
 class FiniteNumber(click.ParamType[float]):
@@ -167,20 +173,115 @@ def documented_command(
     return click.command(name, cls=DocumentedCommand, examples=examples, groups=groups)
 
 
-json_option = click.option(
-    "--json", "in_json", is_flag=True, help="Print one JSON document and nothing else."
+def value_option(names: str, metavar: str, meaning: str, **settings: Any) -> Callable[[F], F]:
+    """Return an option with a value.
+
+    names  its flags and, if it differs, the name of the parameter, separated by spaces
+    """
+    return click.option(*names.split(), metavar=metavar, help=meaning, **settings)
+
+
+def choice_option(names: str, words: Sequence[str], meaning: str, **settings: Any) -> Callable[[F], F]:
+    """Return an option that takes one of several words."""
+    return value_option(names, "WORD", meaning, type=click.Choice(words), **settings)
+
+
+def flag_option(names: str, meaning: str) -> Callable[[F], F]:
+    """Return an option without a value."""
+    return click.option(*names.split(), is_flag=True, help=meaning)
+
+
+def combine_options(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Return a decorator that adds several options, in this order of the help."""
+
+    def decorate(command: Any) -> Any:
+        # Decorators apply from the inside out, so the last option is added first.
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+json_option = flag_option("--json in_json", "Print one JSON document and nothing else.")
+ids_option = flag_option("--ids only_ids", "Print only ids, one per line, as input for another command.")
+store_option = value_option(
+    "--store", "URL", "Store: sqlite:///path, a path, postgresql://… or nats://…; default: from the settings."
 )
-ids_option = click.option(
-    "--ids", "only_ids", is_flag=True, help="Print only ids, one per line, as input for another command."
-)
-store_option = click.option(
-    "--store",
-    metavar="URL",
-    help="Store: sqlite:///path, a path, postgresql://… or nats://…; default: from the settings.",
-)
-reason_option = click.option("--reason", metavar="TEXT", required=True, help="The reason; it is recorded.")
-by_option = click.option(
-    "--by", metavar="NAME", help="Name of the operator, to be recorded; default: the user of this process."
+
+
+class CommandReport(NamedTuple):
+    """The result of a command: its JSON value, how it is printed as text, and the exit code."""
+
+    value: object
+    print_text: Callable[[OutputWriter], object]
+    exit_code: int = 0
+
+
+def store_command(
+    name: str, examples: str, groups: dict[str, str] | None = None, *, opener: str = "open_existing"
+) -> Callable[..., DocumentedCommand]:
+    """Return a decorator that makes a command on a store; its last options are --store and --json.
+
+    The function gets the opened store as its first argument and returns a `CommandReport`. The report is
+    written after the store was closed: a reader that pauses the pipe must not keep it open.
+
+    opener  the function of `queries.stores` that opens the store
+    """
+
+    def decorate(work: Callable[..., CommandReport]) -> DocumentedCommand:
+        @wraps(work)
+        def run_command(store: str | None, in_json: bool, **parameters: Any) -> int:
+            from oncemore.queries import stores
+
+            with getattr(stores, opener)(store) as opened:
+                report = work(opened, **parameters)
+            return write_report(report, in_json)
+
+        return json_option(store_option(documented_command(name, examples, groups)(run_command)))
+
+    return decorate
+
+
+def report_command(name: str, examples: str) -> Callable[..., DocumentedCommand]:
+    """Return a decorator that makes a command without a store, whose function returns a `CommandReport`."""
+
+    def decorate(work: Callable[..., CommandReport]) -> DocumentedCommand:
+        @wraps(work)
+        def run_command(in_json: bool, **parameters: Any) -> int:
+            return write_report(work(**parameters), in_json)
+
+        return json_option(documented_command(name, examples)(run_command))
+
+    return decorate
+
+
+def report_ids(ids: Iterable[str]) -> CommandReport:
+    """Return the result of a command with --ids: one id per line, as input for another command."""
+    listed = list(ids)
+
+    def print_ids(out: OutputWriter) -> None:
+        for one in listed:
+            out.write_line(one)
+
+    return CommandReport(listed, print_ids)
+
+
+def write_report(report: CommandReport, in_json: bool) -> int:
+    """Write the result of a command as JSON or as text, and return the exit code."""
+    from oncemore.cli.output import OutputWriter
+
+    out = OutputWriter(in_json=in_json)
+    if in_json:
+        out.write_json(report.value)
+    else:
+        report.print_text(out)
+    return report.exit_code
+
+
+reason_option = value_option("--reason", "TEXT", "The reason; it is recorded.", required=True)
+by_option = value_option(
+    "--by", "NAME", "Name of the operator, to be recorded; default: the user of this process."
 )
 
 ROOT_EXAMPLES = """
@@ -210,7 +311,7 @@ oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
         "show": "runs:show",
         "explain": "runs:explain",
         "replay": "replay:replay",
-        "tail": "tail:tail",
+        "tail": "runs:tail",
         "audit": "audit:audit",
         "doctor": "doctor:doctor",
         "health": "doctor:health",
@@ -219,7 +320,7 @@ oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
         "export": "export:export",
         "asl": "export:asl_branch",
         "worker": "worker:worker",
-        "inbox": "inbox:inbox",
+        "inbox": "worker:inbox",
         "submit": "step_commands:submit",
         "cancel": "step_commands:cancel",
         "rerun": "step_commands:rerun",
@@ -235,7 +336,7 @@ oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
         "erase": "maintenance:erase",
         "backup": "maintenance:backup",
         "restore": "maintenance:restore",
-        "copy": "copy:copy",
+        "copy": "maintenance:copy",
         "sizes": "maintenance:sizes",
         "verify": "maintenance:verify",
         "demo": "demo:demo",

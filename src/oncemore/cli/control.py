@@ -5,21 +5,28 @@ from __future__ import annotations
 import click
 
 from oncemore.cli.commands import (
+    CommandReport,
     LazyGroup,
     by_option,
+    combine_options,
     documented_command,
+    flag_option,
     json_option,
     reason_option,
+    store_command,
     store_option,
+    value_option,
+    write_report,
 )
-from oncemore.cli.output import OutputWriter
 from oncemore.cli.params import DURATION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
-    from oncemore.control.switches import ActiveSwitch
+    from oncemore.cli.output import OutputWriter
+    from oncemore.control.switches import ActiveSwitch, ApprovalState, PendingApproval
     from oncemore.steps.engine import Engine
 
 SWITCH_EXAMPLES = """
@@ -53,37 +60,33 @@ def switch() -> None:
     """
 
 
-# Decorators apply from the inside out: the last option of the tuple comes first in the help.
-def _scope_options(command: Any) -> Any:
-    for option in (
-        click.option("--pipeline", metavar="NAME", default="", help="Only steps of this pipeline."),
-        click.option("--tenant", metavar="NAME", default="", help="Only runs of this tenant."),
-        click.option("--step", metavar="NAME", default="", help="Only this step."),
-    ):
-        command = option(command)
-    return command
+_scope_options = combine_options(
+    value_option("--step", "NAME", "Only this step.", default=""),
+    value_option("--tenant", "NAME", "Only runs of this tenant.", default=""),
+    value_option("--pipeline", "NAME", "Only steps of this pipeline.", default=""),
+)
 
 
-@documented_command("status", "oncemore switch status\noncemore switch status --json")
-@store_option
-@json_option
-def status(store: str | None, in_json: bool) -> int:
+@store_command("status", "oncemore switch status\noncemore switch status --json")
+def status(engine: Engine) -> CommandReport:
     """List the switches that are on.
 
     Exit code 1 if a switch is on or the log has been moved to another store.
     """
     from oncemore.queries.runs import load_switches
-    from oncemore.queries.stores import open_existing
 
-    with open_existing(store) as engine:
-        moved_to = load_switches(engine.store).moved_to
-        switches = engine.switches.status()
-    out = OutputWriter(in_json=in_json)
+    moved_to = load_switches(engine.store).moved_to
+    switches = engine.switches.status()
     # No work starts in a log that was moved, so a script has to see it like a switch.
     is_stopped = bool(switches or moved_to)
-    if in_json:
-        out.write_json({"is_stopped": is_stopped, "switches": switches, "moved_to": moved_to})
-        return int(is_stopped)
+    return CommandReport(
+        {"is_stopped": is_stopped, "switches": switches, "moved_to": moved_to},
+        lambda out: _print_switches(out, switches, moved_to),
+        int(is_stopped),
+    )
+
+
+def _print_switches(out: OutputWriter, switches: Sequence[ActiveSwitch], moved_to: str) -> None:
     if moved_to:
         out.write_line(f"This log has been moved to {moved_to}; no work starts here.", "yellow")
     elif not switches:
@@ -96,62 +99,41 @@ def status(store: str | None, in_json: bool) -> int:
             for active in switches
         ]
         out.write_table([("on", "since", "by", "reason"), *rows])
-    return int(is_stopped)
 
 
-@documented_command(
+@store_command(
     "on", 'oncemore switch on --reason "the ledger is wrong"\noncemore switch on --step shop.pay --reason "…"'
 )
 @_scope_options
 @reason_option
 @by_option
-@store_option
-@json_option
-def on(
-    step: str, tenant: str, pipeline: str, reason: str, by: str | None, store: str | None, in_json: bool
-) -> None:
+def on(engine: Engine, **decision: Any) -> CommandReport:
     """Turn a switch on: no new attempt starts."""
-    from oncemore.queries.stores import open_existing
-
-    with open_existing(store) as engine:
-        active = engine.switches.on(step=step, tenant=tenant, pipeline=pipeline, reason=reason, by=by)
-    out = OutputWriter(in_json=in_json)
-    if in_json:
-        out.write_json(active)
-    else:
-        out.write_line(
-            # A switch is read before each attempt and does not interrupt one.
-            f"STOPPED: no new attempt{_describe_scope(active.name)} starts; running attempts may finish",
-            "yellow",
-        )
+    active = engine.switches.on(**decision)
+    # A switch is read before each attempt and does not interrupt one.
+    text = f"STOPPED: no new attempt{_describe_scope(active.name)} starts; running attempts may finish"
+    return CommandReport(active, lambda out: out.write_line(text, "yellow"))
 
 
-@documented_command("off", 'oncemore switch off --reason "the ledger is right again"')
+@store_command("off", 'oncemore switch off --reason "the ledger is right again"')
 @_scope_options
 @reason_option
 @by_option
-@store_option
-@json_option
-def off(
-    step: str, tenant: str, pipeline: str, reason: str, by: str | None, store: str | None, in_json: bool
-) -> int:
+def off(engine: Engine, step: str, tenant: str, pipeline: str, reason: str, by: str | None) -> CommandReport:
     """Turn a switch off: waiting runs continue. Exit code 1 if it was not on."""
     from oncemore.control.model import switch_name
-    from oncemore.queries.stores import open_existing
 
-    with open_existing(store) as engine:
-        was_on = engine.switches.off(step=step, tenant=tenant, pipeline=pipeline, reason=reason, by=by)
-        # Another switch may still stop the same work, so the answer names the remaining ones.
-        remaining = engine.switches.status()
-    name, out = switch_name(step, tenant, pipeline), OutputWriter(in_json=in_json)
-    if in_json:
-        out.write_json({"name": name, "released": was_on, "switches": remaining})
-    elif not was_on:
-        out.write_line(f"The switch {name} was not on.")
-    else:
-        rest = f"; still on: {', '.join(map(_format_switch, remaining))}" if remaining else ""
-        out.write_line(f"turned off {name}{rest}", "yellow" if remaining else "green")
-    return int(not was_on)
+    was_on = engine.switches.off(step=step, tenant=tenant, pipeline=pipeline, reason=reason, by=by)
+    # Another switch may still stop the same work, so the answer names the remaining ones.
+    remaining = engine.switches.status()
+    name = switch_name(step, tenant, pipeline)
+    value = {"name": name, "released": was_on, "switches": remaining}
+    if not was_on:
+        return CommandReport(value, lambda out: out.write_line(f"The switch {name} was not on."), 1)
+    rest = f"; still on: {', '.join(map(_format_switch, remaining))}" if remaining else ""
+    return CommandReport(
+        value, lambda out: out.write_line(f"turned off {name}{rest}", "yellow" if remaining else "green")
+    )
 
 
 def _format_switch(active: ActiveSwitch) -> str:
@@ -167,10 +149,10 @@ def _describe_scope(name: str) -> str:
 
 @documented_command("approve", APPROVE_EXAMPLES)
 @click.argument("run", required=False, help="Id or key of a run, or a unique prefix of one.")
-@click.option("--list", "listed", is_flag=True, help="List runs that need an approval, and approvals.")
-@click.option("--revoke", is_flag=True, help="Withdraw an approval.")
-@click.option("--reason", metavar="TEXT", help="The reason; it is recorded.")
-@click.option("--expires", metavar="TIME", type=DURATION, help="Validity: 1h, 3d; default: one day.")
+@flag_option("--list listed", "List runs that need an approval, and approvals.")
+@flag_option("--revoke", "Withdraw an approval.")
+@value_option("--reason", "TEXT", "The reason; it is recorded.")
+@value_option("--expires", "TIME", "Validity: 1h, 3d; default: one day.", type=DURATION)
 @by_option
 @store_option
 @json_option
@@ -183,7 +165,7 @@ def approve(
     by: str | None,
     store: str | None,
     in_json: bool,
-) -> None:
+) -> int:
     """Approve a run that waits for an approval.
 
     The approval is for the run as it was held: its key, arguments, step version, policy and number of
@@ -201,38 +183,42 @@ def approve(
         raise click.UsageError("Missing option '--reason'.", context)
     if revoke and (listed or expires is not None):
         raise click.UsageError("--revoke takes only a RUN and a --reason.", context)
-    out = OutputWriter(in_json=in_json)
+    options: Any = {"reason": reason, "by": by}
     with open_existing(store) as engine:
         if listed:
-            _print_approvals(out, engine, in_json)
-            return
-        options: Any = {"reason": reason, "by": by}
-        approval = (
-            engine.approvals.revoke(run, **options)
-            if revoke
-            else engine.approvals.approve(run, expires=expires, **options)
-        )
-    if in_json:
-        out.write_json(approval)
-    elif revoke:
-        out.write_line(f"revoked the approval of {approval.step} {approval.key[:12]}", "yellow")
-    else:
-        from oncemore.queries.times import format_time
-
-        out.write_line(
-            f"approved {approval.step} {approval.key[:12]} until {format_time(approval.expires)}", "green"
-        )
-        out.write_paragraph("The run starts when the step is called again or a worker claims it.")
+            report = _list_approvals(engine)
+        elif revoke:
+            revoked = engine.approvals.revoke(run, **options)
+            text = f"revoked the approval of {revoked.step} {revoked.key[:12]}"
+            report = CommandReport(revoked, lambda out: out.write_line(text, "yellow"))
+        else:
+            approval = engine.approvals.approve(run, expires=expires, **options)
+            report = CommandReport(approval, lambda out: _print_approval(out, approval))
+    return write_report(report, in_json)
 
 
-def _print_approvals(out: OutputWriter, engine: Engine, in_json: bool) -> None:
+def _list_approvals(engine: Engine) -> CommandReport:
+    waiting, approvals = engine.approvals.list_waiting(), engine.approvals.list()
+    return CommandReport(
+        {"waiting": waiting, "approvals": approvals}, lambda out: _print_approvals(out, waiting, approvals)
+    )
+
+
+def _print_approval(out: OutputWriter, approval: ApprovalState) -> None:
+    from oncemore.queries.times import format_time
+
+    out.write_line(
+        f"approved {approval.step} {approval.key[:12]} until {format_time(approval.expires)}", "green"
+    )
+    out.write_paragraph("The run starts when the step is called again or a worker claims it.")
+
+
+def _print_approvals(
+    out: OutputWriter, waiting: Sequence[PendingApproval], approvals: Sequence[ApprovalState]
+) -> None:
     from oncemore.queries.times import format_time
 
     # The waiting runs are printed first: they are the operator's next step.
-    waiting, approvals = engine.approvals.list_waiting(), engine.approvals.list()
-    if in_json:
-        out.write_json({"waiting": waiting, "approvals": approvals})
-        return
     if not waiting:
         out.write_line("No run waits for an approval.", "green")
     for run in waiting:

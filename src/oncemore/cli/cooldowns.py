@@ -5,22 +5,24 @@ from __future__ import annotations
 import click
 
 from oncemore.cli.commands import (
+    CommandReport,
     LazyGroup,
     by_option,
-    documented_command,
-    json_option,
+    choice_option,
     reason_option,
-    store_option,
+    store_command,
+    value_option,
 )
-from oncemore.cli.output import OutputWriter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from oncemore.cli.output import OutputWriter
     from oncemore.limits.cooldown_rules import ResourceRecord
     from oncemore.limits.cooldowns import ResourceHistory
+    from oncemore.steps.engine import Engine
 
 EXAMPLES = """
 oncemore cooldowns
@@ -47,83 +49,62 @@ _resource_argument = click.argument(
 )
 
 
-@documented_command("list", "oncemore cooldowns list\noncemore cooldowns list --state all --json")
-@click.option("--state", metavar="WORD", type=click.Choice(("READY", "COOLING", "HELD", "DONE", "all")),
-              help="READY, COOLING, HELD, DONE or all; default: COOLING and HELD.")  # fmt: skip
-@click.option("--provider", metavar="NAME", help="Only resources of this provider.")
-@click.option("--step", metavar="NAME", help="Only resources of this step.")
-@store_option
-@json_option
-def list_(
-    state: str | None, provider: str | None, step: str | None, store: str | None, in_json: bool
-) -> None:
+@store_command("list", "oncemore cooldowns list\noncemore cooldowns list --state all --json")
+@choice_option(
+    "--state",
+    ("READY", "COOLING", "HELD", "DONE", "all"),
+    "READY, COOLING, HELD, DONE or all; default: COOLING and HELD.",
+)
+@value_option("--provider", "NAME", "Only resources of this provider.")
+@value_option("--step", "NAME", "Only resources of this step.")
+def list_(engine: Engine, **filters: str | None) -> CommandReport:
     """List resources in cooldown, the next eligible first.
 
     Resources that an operator must release come last.
     """
-    from oncemore.queries.stores import open_existing
-
-    with open_existing(store) as engine:
-        now = engine.now()
-        resources = engine.cooldowns.list(state=state, provider=provider, step=step)
-    out = OutputWriter(in_json=in_json)
-    if in_json:
-        out.write_json([_resource_to_dict(resource, now) for resource in resources])
-    else:
-        _print_resources(out, resources, now)
+    now, resources = engine.now(), engine.cooldowns.list(**filters)
+    return CommandReport(
+        [_resource_to_dict(resource, now) for resource in resources],
+        lambda out: _print_resources(out, resources, now),
+    )
 
 
-@documented_command("show", "oncemore cooldowns show 7f0c1a52-5b0e-4a4e-9d3c-0d6a0c7e4a11")
+@store_command("show", "oncemore cooldowns show 7f0c1a52-5b0e-4a4e-9d3c-0d6a0c7e4a11")
 @_resource_argument
-@store_option
-@json_option
-def show(resource: str, store: str | None, in_json: bool) -> None:
+def show(engine: Engine, resource: str) -> CommandReport:
     """Show the record of one resource, its last error and its releases."""
-    from oncemore.queries.stores import open_existing
-
-    with open_existing(store) as engine:
-        now, history = engine.now(), engine.cooldowns.show(resource)
-    out = OutputWriter(in_json=in_json)
-    if in_json:
-        entries = [{"at": at, **record._asdict()} for at, record in history.entries]
-        out.write_json(
-            {**history._asdict(), "resource": _resource_to_dict(history.resource, now), "entries": entries}
-        )
-    else:
-        _print_resource(out, history)
+    now, history = engine.now(), engine.cooldowns.show(resource)
+    value = {
+        **history._asdict(),
+        "resource": _resource_to_dict(history.resource, now),
+        "entries": [{"at": at, **record._asdict()} for at, record in history.entries],
+    }
+    return CommandReport(value, lambda out: _print_resource(out, history))
 
 
-@documented_command(
+@store_command(
     "release", 'oncemore cooldowns release 7f0c1a52-5b0e-4a4e-9d3c-0d6a0c7e4a11 --reason "it is back"'
 )
 @_resource_argument
 @reason_option
 @by_option
-@store_option
-@json_option
-def release(resource: str, reason: str, by: str | None, store: str | None, in_json: bool) -> None:
+def release(engine: Engine, resource: str, reason: str, by: str | None) -> CommandReport:
     """Release a resource from its cooldown or quarantine.
 
     The next execution requests it. Its open quarantine item is closed. The attempt count stays.
     """
-    from oncemore.queries.stores import open_existing
+    released, now = engine.cooldowns.release(resource, reason=reason, by=by), engine.now()
+    # The recorded decision has the actor that was found for a missing --by.
+    decision = engine.cooldowns.show(resource).decisions[-1]
 
-    with open_existing(store) as engine:
-        released, now = engine.cooldowns.release(resource, reason=reason, by=by), engine.now()
-        # The recorded decision has the actor that was found for a missing --by.
-        decision = engine.cooldowns.show(resource).decisions[-1]
-    out = OutputWriter(in_json=in_json)
-    if in_json:
-        out.write_json(
-            {
-                "released": _resource_to_dict(released, now),
-                "by": decision["actor"],
-                "reason": decision["reason"],
-            }
-        )
-    else:
+    def print_text(out: OutputWriter) -> None:
         out.write_line(f"released {released.resource}, by {decision['actor']}", "green")
         out.write_paragraph("The next execution requests it.")
+
+    plain = _resource_to_dict(released, now)
+    return CommandReport(
+        {"released": plain, "by": decision["actor"], "reason": decision["reason"]}, print_text
+    )
 
 
 def _resource_to_dict(resource: ResourceRecord, now: float) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import sys
 
 import click
 
-from oncemore.cli import completion
-from oncemore.cli.commands import documented_command
+from oncemore.cli import params
+from oncemore.cli.commands import documented_command, flag_option, value_option
 from oncemore.cli.output import discard_output
 from oncemore.errors import UsageError
 
@@ -38,18 +38,13 @@ DEMO_OPTIONS = {
 
 @documented_command("demo", EXAMPLES)
 @click.argument("story", type=click.Choice(list(DEMO_OPTIONS)), default="pipeline")
-@click.option("--fast", is_flag=True, help="Use shorter delays.")
-@click.option("--seed", metavar="TEXT", help="Repeat a demo: the same orders get the same faults.")
-@click.option("--keep", is_flag=True, help="Keep the folder with the program, its log and its table.")
-@click.option("--plain", is_flag=True, help="Print plain lines, as into a file.")
-@click.option(
-    "--scenario",
-    metavar="NAME",
-    shell_complete=completion.complete_scenarios,
-    help="Run only this scenario.",
-)
-@click.option("--list", is_flag=True, help="List the scenarios and run none.")
-@click.option("--careless", is_flag=True, help="Run without keys and transactions, to compare.")
+@flag_option("--fast", "Use shorter delays.")
+@value_option("--seed", "TEXT", "Repeat a demo: the same orders get the same faults.")
+@flag_option("--keep", "Keep the folder with the program, its log and its table.")
+@flag_option("--plain", "Print plain lines, as into a file.")
+@value_option("--scenario", "NAME", "Run only this scenario.", shell_complete=params.complete_scenarios)
+@flag_option("--list", "List the scenarios and run none.")
+@flag_option("--careless", "Run without keys and transactions, to compare.")
 def demo(story: str, **options: str | bool | None) -> int:
     """Run a demonstration with real servers on this machine.
 

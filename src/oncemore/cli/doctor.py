@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import click
 
-from oncemore.cli.commands import documented_command, json_option, store_option
+from oncemore.cli.commands import (
+    CommandReport,
+    documented_command,
+    flag_option,
+    json_option,
+    store_option,
+    value_option,
+    write_report,
+)
 from oncemore.cli.maintenance import confirm_or_fail, yes_option
-from oncemore.cli.output import OutputWriter
-from oncemore.cli.progress import ProgressLine
+from oncemore.cli.output import ProgressLine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from oncemore.cli.output import Color
+    from oncemore.cli.output import Color, OutputWriter
     from oncemore.maintenance.rebuild import RebuildReport
     from oncemore.queries.doctor import DoctorReport
     from oncemore.queries.health import HealthReport
@@ -33,15 +40,12 @@ STATUS_COLORS: dict[str, Color] = {"ok": "green", "warn": "yellow", "bad": "red"
 
 
 @documented_command("doctor", DOCTOR_EXAMPLES)
-@click.option("--rebuild", is_flag=True, help="Rebuild all heads from the log and compare them.")
-@click.option("--write", is_flag=True, help="With --rebuild: replace the heads that differ.")
-@click.option(
-    "--module", "modules", metavar="NAME", multiple=True, help="A module with your steps; can be repeated."
-)
-@click.option(
+@flag_option("--rebuild", "Rebuild all heads from the log and compare them.")
+@flag_option("--write", "With --rebuild: replace the heads that differ.")
+@value_option("--module modules", "NAME", "A module with your steps; can be repeated.", multiple=True)
+@flag_option(
     "--remove-companions",
-    is_flag=True,
-    help="If the database file is missing: remove its lock and other files, to start an EMPTY store.",
+    "If the database file is missing: remove its lock and other files, to start an EMPTY store.",
 )
 @yes_option
 @store_option
@@ -77,7 +81,6 @@ def doctor(
         from oncemore.queries.step_commands import import_steps
 
         steps = import_steps(modules)
-    out = OutputWriter(in_json=in_json)
     with open_read_only(store) as opened:
         report = check_store(opened, steps, folder_of(store))
         if rebuild:
@@ -87,12 +90,10 @@ def doctor(
     # The read-only store is closed before the repair opens the same store for writing.
     if write and rebuilt is not None and rebuilt.wrong:
         report = _repair_heads(report, rebuilt, store, in_json)
-    if in_json:
-        out.write_json({**report._asdict(), "worst": report.worst})
-    else:
-        print_report(out, report)
+    value = {**report._asdict(), "worst": report.worst}
     # A warning does not fail a script that runs `doctor` regularly.
-    return 1 if report.worst == "bad" else 0
+    code = 1 if report.worst == "bad" else 0
+    return write_report(CommandReport(value, lambda out: print_report(out, report), code), in_json)
 
 
 def _remove_companions(store: str | None, yes: bool, in_json: bool) -> int:
@@ -104,12 +105,8 @@ def _remove_companions(store: str | None, yes: bool, in_json: bool) -> int:
         "Remove the companion files?",
     )
     removed = stores.remove_companions(store)
-    out = OutputWriter(in_json=in_json)
-    if in_json:
-        out.write_json({"removed": removed})
-    else:
-        out.write_line(f"removed {', '.join(removed)}" if removed else "There are no companion files.")
-    return 0
+    text = f"removed {', '.join(removed)}" if removed else "There are no companion files."
+    return write_report(CommandReport({"removed": removed}, lambda out: out.write_line(text)), in_json)
 
 
 def _repair_heads(
@@ -152,7 +149,7 @@ def _print_check(out: OutputWriter, check: DoctorCheck, width: int) -> None:
 
 
 @documented_command("health", HEALTH_EXAMPLES)
-@click.option("--against", metavar="URL", help="Another store: results complete in both must be equal.")
+@value_option("--against", "URL", "Another store: results complete in both must be equal.")
 @store_option
 @json_option
 def health(against: str | None, store: str | None, in_json: bool) -> int:
@@ -167,17 +164,13 @@ def health(against: str | None, store: str | None, in_json: bool) -> int:
     from oncemore.queries.health import judge_store
     from oncemore.queries.stores import artifact_store_of, open_read_only
 
-    out = OutputWriter(in_json=in_json)
     with ExitStack() as stack:
         opened = stack.enter_context(open_read_only(store))
         other = stack.enter_context(open_read_only(against)) if against else None
         progress = stack.enter_context(ProgressLine("checking", quiet=in_json))
         report = judge_store(opened, artifact_store_of(store), progress, other)
-    if in_json:
-        out.write_json(report)
-    else:
-        print_health(out, report)
-    return 0 if report.healthy else 1
+    code = 0 if report.healthy else 1
+    return write_report(CommandReport(report, lambda out: print_health(out, report), code), in_json)
 
 
 def print_health(out: OutputWriter, report: HealthReport) -> None:

@@ -8,8 +8,16 @@ import sys
 
 import click
 
-from oncemore.cli import completion
-from oncemore.cli.commands import WholeNumber, by_option, documented_command, store_option
+from oncemore.cli import params
+from oncemore.cli.commands import (
+    WholeNumber,
+    by_option,
+    choice_option,
+    documented_command,
+    flag_option,
+    store_option,
+    value_option,
+)
 from oncemore.cli.output import OutputWriter
 from oncemore.cli.params import DURATION, PAIR, SIZE, format_span, parse_duration
 
@@ -43,68 +51,60 @@ OPTION_GROUPS = {
 
 @documented_command("exec", EXAMPLES, OPTION_GROUPS)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND [ARG]...")
-@click.option("--key", metavar="TEXT", help="Identity of the work: the same key runs once.")
-@click.option(
-    "--key-from-args",
-    is_flag=True,
-    help="Derive the key from the command, --env, --cwd, --input and --stdin.",
+@value_option("--key", "TEXT", "Identity of the work: the same key runs once.")
+@flag_option("--key-from-args", "Derive the key from the command, --env, --cwd, --input and --stdin.")
+@value_option("--bucket", "TIME", "One run per minute, hour, day, week (UTC) or duration.")
+@value_option("--name", "NAME", "Namespace of the key; the step is called exec:NAME.")
+@value_option("--input inputs", "FILE", "File that counts by name and content.", multiple=True)
+@value_option("--tenant", "ID", "Tenant; a part of the key.")
+@value_option("--correlation-id", "ID", "Correlation id of all records.")
+@choice_option(
+    "--effect",
+    ("once", "idempotent", "pure"),
+    "once (default), idempotent or pure: may it run twice?",
+    default="once",
 )
-@click.option("--bucket", metavar="TIME", help="One run per minute, hour, day, week (UTC) or duration.")
-@click.option("--name", metavar="NAME", help="Namespace of the key; the step is called exec:NAME.")
-@click.option(
-    "--input", "inputs", metavar="FILE", multiple=True, help="File that counts by name and content."
+@value_option(
+    "--policy", "ADDRESS", "Retry policy; default: standard.", shell_complete=params.complete_policies
 )
-@click.option("--tenant", metavar="ID", help="Tenant; a part of the key.")
-@click.option("--correlation-id", metavar="ID", help="Correlation id of all records.")
-@click.option("--effect", type=click.Choice(["once", "idempotent", "pure"]), default="once", metavar="WORD",
-              help="once (default), idempotent or pure: may it run twice?")  # fmt: skip
-@click.option("--policy", metavar="ADDRESS", shell_complete=completion.complete_policies,
-              help="Retry policy; default: standard.")  # fmt: skip
-@click.option("--attempts", metavar="N", type=WholeNumber(1, 1000), help="Maximum number of attempts.")
-@click.option("--wait", metavar="TIME,...", help="Delays between attempts: 10s,1m,5m.")
-@click.option("--retry-on-exit", metavar="CODES", help="Exit codes to retry: 1,75,100-110; or any.")
-@click.option("--retry-on-output", metavar="REGEX", multiple=True,
-              help="Retry a failure if a line of the output matches.")  # fmt: skip
-@click.option("--fail-on-exit", metavar="CODES", help="Exit codes never to retry.")
-@click.option("--ok-exit", metavar="CODES", help="Exit codes that mean success, besides 0.")
-@click.option("--timeout", metavar="TIME", type=DURATION, help="Time limit of one attempt.")
-@click.option("--total-timeout", metavar="TIME", type=DURATION, help="Time limit of all attempts and delays.")
-@click.option("--max-wait", metavar="TIME", type=DURATION,
-              help="Exit with 120 before a longer delay; a later call continues.")  # fmt: skip
-@click.option(
-    "--env",
-    metavar="NAME=VALUE",
-    type=PAIR,
-    multiple=True,
-    help="Set a variable; part of the key, never stored.",
+@value_option("--attempts", "N", "Maximum number of attempts.", type=WholeNumber(1, 1000))
+@value_option("--wait", "TIME,...", "Delays between attempts: 10s,1m,5m.")
+@value_option("--retry-on-exit", "CODES", "Exit codes to retry: 1,75,100-110; or any.")
+@value_option("--retry-on-output", "REGEX", "Retry a failure if a line of the output matches.", multiple=True)
+@value_option("--fail-on-exit", "CODES", "Exit codes never to retry.")
+@value_option("--ok-exit", "CODES", "Exit codes that mean success, besides 0.")
+@value_option("--timeout", "TIME", "Time limit of one attempt.", type=DURATION)
+@value_option("--total-timeout", "TIME", "Time limit of all attempts and delays.", type=DURATION)
+@value_option(
+    "--max-wait", "TIME", "Exit with 120 before a longer delay; a later call continues.", type=DURATION
 )
-@click.option(
-    "--secret-env",
-    metavar="NAME",
-    multiple=True,
-    help="A variable to mask in all output; its value is not in the key.",
+@value_option(
+    "--env", "NAME=VALUE", "Set a variable; part of the key, never stored.", type=PAIR, multiple=True
 )
-@click.option("--cwd", metavar="FOLDER", help="Working folder; part of the key as typed.")
-@click.option("--stdin", metavar="FILE", help="Standard input of each attempt; default: empty.")
-@click.option(
-    "--grace", metavar="TIME", type=DURATION, default=10.0, help="Time between SIGTERM and SIGKILL."
+@value_option(
+    "--secret-env", "NAME", "A variable to mask in all output; its value is not in the key.", multiple=True
 )
-@click.option("--leave-running", is_flag=True, help="Do not end background processes of the program.")
-@click.option("--keep-output", type=click.Choice(["always", "failed", "never"]), default="always",
-              metavar="WORD", help="Store the output always, of failed attempts, or never.")  # fmt: skip
-@click.option(
-    "--max-output", metavar="SIZE", type=SIZE, default="10M", help="Stored bytes per stream at most."
+@value_option("--cwd", "FOLDER", "Working folder; part of the key as typed.")
+@value_option("--stdin", "FILE", "Standard input of each attempt; default: empty.")
+@value_option("--grace", "TIME", "Time between SIGTERM and SIGKILL.", type=DURATION, default=10.0)
+@flag_option("--leave-running", "Do not end background processes of the program.")
+@choice_option(
+    "--keep-output",
+    ("always", "failed", "never"),
+    "Store the output always, of failed attempts, or never.",
+    default="always",
 )
-@click.option("--quiet", is_flag=True, help="Print neither output nor remarks, only errors.")
-@click.option("--json", "in_json", is_flag=True, help="Print one line of JSON on standard error at the end.")
-@click.option("--report", metavar="FILE", help="Write that JSON to a file.")
+@value_option("--max-output", "SIZE", "Stored bytes per stream at most.", type=SIZE, default="10M")
+@flag_option("--quiet", "Print neither output nor remarks, only errors.")
+@flag_option("--json in_json", "Print one line of JSON on standard error at the end.")
+@value_option("--report", "FILE", "Write that JSON to a file.")
 @store_option
-@click.option("--if-running", type=click.Choice(["wait", "fail"]), default="wait", metavar="WORD",
-              help="If another process runs it: wait, or fail.")  # fmt: skip
-@click.option("--rerun", is_flag=True, help="Run permanently failed work again; needs --reason.")
-@click.option("--settle", type=click.Choice(["applied", "not-applied"]), metavar="WORD",
-              help="Outcome of a lost attempt: applied, not-applied; needs --reason.")  # fmt: skip
-@click.option("--reason", metavar="TEXT", help="The reason; it is recorded.")
+@choice_option("--if-running", ("wait", "fail"), "If another process runs it: wait, or fail.", default="wait")
+@flag_option("--rerun", "Run permanently failed work again; needs --reason.")
+@choice_option(
+    "--settle", ("applied", "not-applied"), "Outcome of a lost attempt: applied, not-applied; needs --reason."
+)
+@value_option("--reason", "TEXT", "The reason; it is recorded.")
 @by_option
 def exec_(command: tuple[str, ...], **options: Any) -> int:
     """Run a program once per key, with durable retries.

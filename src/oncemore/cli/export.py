@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from oncemore.cli.commands import LazyGroup, documented_command, json_option
+from oncemore.cli.commands import LazyGroup, documented_command, json_option, value_option
 from oncemore.cli.output import OutputWriter
 from oncemore.cli.policy import provider_option
 from oncemore.errors import UsageError
@@ -41,16 +41,16 @@ def asl_branch() -> None:
 @documented_command("asl", EXAMPLES)
 @click.argument("policy", metavar="[POLICY]", required=False)
 @provider_option
-@click.option("--out", "file", metavar="FILE", help="Write the definition to this file.")
-@click.option(
-    "--accept", metavar="SETTING", multiple=True,
-    help="Export without this setting if needed: jitter, tuning, total_timeout_s.",
-)  # fmt: skip
-@click.option(
-    "--function", "functions", metavar="NAME=ARN", multiple=True, help="The Lambda function of a task."
+@value_option("--out file", "FILE", "Write the definition to this file.")
+@value_option(
+    "--accept",
+    "SETTING",
+    "Export without this setting if needed: jitter, tuning, total_timeout_s.",
+    multiple=True,
 )
-@click.option("--workflow", metavar="NAME", help="With nova-cat: only this workflow.")
-@click.option("--check", metavar="FILE", help="Check an existing definition instead.")
+@value_option("--function functions", "NAME=ARN", "The Lambda function of a task.", multiple=True)
+@value_option("--workflow", "NAME", "With nova-cat: only this workflow.")
+@value_option("--check", "FILE", "Check an existing definition instead.")
 @json_option
 def asl(
     policy: str | None,

@@ -97,8 +97,7 @@ def serve_health(worker: Worker, address: tuple[str, int] | None) -> Iterator[in
         server = ThreadingHTTPServer(address, HealthHandler)
     except OSError as error:
         raise click.BadParameter(
-            f"cannot listen on {address[0]}:{address[1]}: {error.strerror or error}.",
-            param_hint="'--health'",
+            f"cannot listen on {address[0]}:{address[1]}: {error.strerror or error}.", param_hint="'--health'"
         ) from error
     # A client that is still connected must not keep the process of a finished worker alive.
     server.daemon_threads = True

@@ -6,9 +6,14 @@ from pathlib import Path
 
 import click
 
-from oncemore.cli.commands import by_option, documented_command, json_option, store_option
+from oncemore.cli.commands import CommandReport, by_option, flag_option, store_command, value_option
 from oncemore.cli.maintenance import make_progress_counter
-from oncemore.cli.output import OutputWriter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from oncemore.cli.output import OutputWriter
+    from oncemore.queries.import_keys import ImportReport
+    from oncemore.steps.engine import Engine
 
 EXAMPLES = """
 oncemore import --step shop.orders:pay done.csv --dry-run
@@ -17,20 +22,19 @@ oncemore import --step shop.orders:pay --column order=id --result-column out don
 """
 
 
-@documented_command("import", EXAMPLES)
+@store_command("import", EXAMPLES, opener="open_or_create")
 @click.argument(
     "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="CSV, or JSON Lines (.jsonl)."
 )
-@click.option("--step", "address", metavar="MODULE:STEP", required=True, help="The step of the keys.")
-@click.option("--column", "pairs", metavar="PARAMETER=COLUMN", multiple=True, help="Column of a parameter.")
-@click.option("--result-column", metavar="COLUMN", help="Column with the return values.")
-@click.option("--ignore-column", "ignored", metavar="COLUMN", multiple=True, help="Column to ignore.")
-@click.option("--dry-run", is_flag=True, help="Check every line and write nothing.")
-@click.option("--reason", metavar="TEXT", default="imported", help="The reason; it is recorded.")
+@value_option("--step address", "MODULE:STEP", "The step of the keys.", required=True)
+@value_option("--column pairs", "PARAMETER=COLUMN", "Column of a parameter.", multiple=True)
+@value_option("--result-column", "COLUMN", "Column with the return values.")
+@value_option("--ignore-column ignored", "COLUMN", "Column to ignore.", multiple=True)
+@flag_option("--dry-run", "Check every line and write nothing.")
+@value_option("--reason", "TEXT", "The reason; it is recorded.", default="imported")
 @by_option
-@store_option
-@json_option
 def import_(
+    engine: Engine,
     file: Path,
     address: str,
     pairs: tuple[str, ...],
@@ -39,9 +43,7 @@ def import_(
     dry_run: bool,
     reason: str,
     by: str | None,
-    store: str | None,
-    in_json: bool,
-) -> int:
+) -> CommandReport:
     """Mark keys as complete that were processed elsewhere.
 
     No step runs. Each line of FILE is one key; its columns are the parameters of the step. A key that is
@@ -50,32 +52,32 @@ def import_(
     """
     from oncemore.queries.import_keys import KeyFile, check_key_file, import_key_file
     from oncemore.queries.step_commands import import_step
-    from oncemore.queries.stores import open_or_create
 
-    with open_or_create(store) as engine:
-        # Bound to the engine of --store, which can differ from the store in the settings of the module.
-        step = import_step(address).bind(engine)
-        key_file = KeyFile(file, dict(_parse_column(pair) for pair in pairs), result_column, ignored)
-        progress = make_progress_counter("lines")
-        if dry_run:
-            report = check_key_file(step, key_file, progress)
-        else:
-            report = import_key_file(engine, step, key_file, reason=reason, by=by, progress=progress)
-    out = OutputWriter(in_json=in_json)
-    if in_json:
-        out.write_json({**report._asdict(), "dry_run": dry_run})
+    # Bound to the engine of --store, which can differ from the store in the settings of the module.
+    step = import_step(address).bind(engine)
+    key_file = KeyFile(file, dict(_parse_column(pair) for pair in pairs), result_column, ignored)
+    progress = make_progress_counter("lines")
+    if dry_run:
+        report = check_key_file(step, key_file, progress)
     else:
-        out.write_line(
-            f"{'would mark' if dry_run else 'marked'} {report.imported:,} of {report.lines:,} keys as "
-            f"complete; {report.already_done:,} were complete already"
-        )
-        # FILE:LINE is a form that editors and terminals can open.
-        for line, reason_text in report.conflicts_shown:
-            out.write_line(f"{file}:{line}: {reason_text}", "yellow")
-        # The report has all conflicts as a number, but keeps only the first ones.
-        if report.conflicts > len(report.conflicts_shown):
-            out.write_line(f"… and {report.conflicts - len(report.conflicts_shown):,} more", "yellow")
-    return 1 if report.conflicts else 0
+        report = import_key_file(engine, step, key_file, reason=reason, by=by, progress=progress)
+    value = {**report._asdict(), "dry_run": dry_run}
+    marked = "would mark" if dry_run else "marked"
+    code = 1 if report.conflicts else 0
+    return CommandReport(value, lambda out: _print_report(out, report, file, marked), code)
+
+
+def _print_report(out: OutputWriter, report: ImportReport, file: Path, marked: str) -> None:
+    out.write_line(
+        f"{marked} {report.imported:,} of {report.lines:,} keys as complete; "
+        f"{report.already_done:,} were complete already"
+    )
+    # FILE:LINE is a form that editors and terminals can open.
+    for line, reason in report.conflicts_shown:
+        out.write_line(f"{file}:{line}: {reason}", "yellow")
+    # The report has all conflicts as a number, but keeps only the first ones.
+    if report.conflicts > len(report.conflicts_shown):
+        out.write_line(f"… and {report.conflicts - len(report.conflicts_shown):,} more", "yellow")
 
 
 def _parse_column(text: str) -> tuple[str, str]:

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import click
 
-from oncemore.cli.commands import LazyGroup, documented_command, json_option, store_option
+from oncemore.cli.commands import (
+    CommandReport,
+    LazyGroup,
+    documented_command,
+    flag_option,
+    json_option,
+    store_command,
+    value_option,
+)
 from oncemore.cli.output import OutputWriter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import TextIO
 
+    from oncemore.log.store import Store
     from oncemore.policy.canonical_json import Plain
+    from oncemore.queries.keys import KeyOperation
 
 EXAMPLES = """
 oncemore key --operation kill_switch_update --tenant tenant-123 --param switch_name=all
@@ -41,42 +51,38 @@ def key() -> None:
     """
 
 
-@documented_command("show", SHOW)
+@store_command("show", SHOW, opener="open_read_only")
 @click.argument("name", metavar="KEY", help="The key, or a unique prefix.")
-@click.option("--audit", "files", metavar="FILE", type=click.File(encoding="utf-8"), multiple=True,
-              help="File of audit events; only these record hits.")  # fmt: skip
-@store_option
-@json_option
-def show(name: str, files: tuple[TextIO, ...], store: str | None, in_json: bool) -> None:
+@value_option(
+    "--audit files",
+    "FILE",
+    "File of audit events; only these record hits.",
+    type=click.File(encoding="utf-8"),
+    multiple=True,
+)
+def show(store: Store, name: str, files: tuple[TextIO, ...]) -> CommandReport:
     """List the operations on the record of a key.
 
     Hit, record, clear and expiry in order of time, each with its correlation id. The log does not record
     hits: give the audit file with --audit.
     """
-    from oncemore.queries.key_audit import list_key_operations
-    from oncemore.queries.stores import open_read_only
+    from oncemore.queries.keys import list_key_operations
+
+    full_key, operations = list_key_operations(store, name, files)
+    value = {"key": full_key, "operations": operations}
+    return CommandReport(value, lambda out: _print_operations(out, full_key, operations))
+
+
+def _print_operations(out: OutputWriter, key: str, operations: Sequence[KeyOperation]) -> None:
     from oncemore.queries.times import format_time
 
-    # An audit must not change the store, and needs no right to write.
-    with open_read_only(store) as opened:
-        full_key, operations = list_key_operations(opened, name, files)
-    out = OutputWriter(in_json=in_json)
-    if in_json:
-        out.write_json({"key": full_key, "operations": operations})
-    else:
-        out.write_line(full_key, "bold")
-        # An operation from an audit file has no entry in the log; its source is the file.
-        rows = [
-            (
-                format_time(operation.at),
-                operation.action,
-                operation.correlation_id,
-                operation.operation,
-                operation.entry or operation.source,
-            )
-            for operation in operations
-        ]
-        out.write_table([COLUMN_HEADS, *rows])
+    out.write_line(key, "bold")
+    # An operation from an audit file has no entry in the log; its source is the file.
+    rows = [
+        (format_time(one.at), one.action, one.correlation_id, one.operation, one.entry or one.source)
+        for one in operations
+    ]
+    out.write_table([COLUMN_HEADS, *rows])
 
 
 @documented_command("compute", EXAMPLES)
@@ -87,12 +93,12 @@ def show(name: str, files: tuple[TextIO, ...], store: str | None, in_json: bool)
     required=False,
     help="JSON objects with operation, tenant_id, correlation_id, additional_params; - is standard input.",
 )
-@click.option("--operation", metavar="NAME", help="Name of the operation.")
-@click.option("--tenant", metavar="ID", help="Tenant of the operation.")
-@click.option("--correlation", metavar="ID", help="Correlation id of the operation.")
-@click.option("--param", "pairs", metavar="NAME=TEXT", multiple=True, help="Additional parameter, as text.")
-@click.option("--params", metavar="JSON", help="Additional parameters, as a JSON object.")
-@click.option("--legacy", is_flag=True, help="Use the older key format, for keys that are stored in it.")
+@value_option("--operation", "NAME", "Name of the operation.")
+@value_option("--tenant", "ID", "Tenant of the operation.")
+@value_option("--correlation", "ID", "Correlation id of the operation.")
+@value_option("--param pairs", "NAME=TEXT", "Additional parameter, as text.", multiple=True)
+@value_option("--params", "JSON", "Additional parameters, as a JSON object.")
+@flag_option("--legacy", "Use the older key format, for keys that are stored in it.")
 @json_option
 def compute(
     source: TextIO | None,

@@ -5,21 +5,22 @@ from __future__ import annotations
 import click
 
 from oncemore.cli.commands import (
+    CommandReport,
     LazyGroup,
     by_option,
-    documented_command,
-    json_option,
+    choice_option,
     reason_option,
-    store_option,
+    store_command,
 )
-from oncemore.cli.output import OutputWriter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from oncemore.cli.output import OutputWriter
     from oncemore.log.record import QuotaRecord
     from oncemore.queries.limits import BreakerEvent, BreakerView
+    from oncemore.steps.engine import Engine
 
 BREAKER_EXAMPLES = """
 oncemore breakers --json
@@ -50,61 +51,42 @@ def breakers() -> None:
     """
 
 
-@documented_command("list", "oncemore breakers list\noncemore breakers list --state OPEN --json")
-@click.option(
-    "--state", metavar="WORD", type=click.Choice(BREAKER_STATES), help=f"Only {', '.join(BREAKER_STATES)}."
-)
-@store_option
-@json_option
-def list_(state: str | None, store: str | None, in_json: bool) -> None:
+@store_command("list", "oncemore breakers list\noncemore breakers list --state OPEN --json")
+@choice_option("--state", BREAKER_STATES, f"Only {', '.join(BREAKER_STATES)}.")
+def list_(engine: Engine, state: str | None) -> CommandReport:
     """List the circuit breakers of a store, open ones first."""
     from oncemore.queries.limits import list_breakers
-    from oncemore.queries.stores import open_existing
 
-    with open_existing(store) as engine:
-        views, now = list_breakers(engine, state), engine.now()
-    out = OutputWriter(in_json=in_json)
-    out.write_json([view._asdict() for view in views]) if in_json else _print_breakers(out, views, now)
+    views, now = list_breakers(engine, state), engine.now()
+    return CommandReport([view._asdict() for view in views], lambda out: _print_breakers(out, views, now))
 
 
-@documented_command("show", "oncemore breakers show stac.example\noncemore breakers show stac.example --json")
+@store_command("show", "oncemore breakers show stac.example\noncemore breakers show stac.example --json")
 @_provider_argument
-@store_option
-@json_option
-def show(name: str, store: str | None, in_json: bool) -> None:
+def show(engine: Engine, name: str) -> CommandReport:
     """Show one circuit breaker and its latest events."""
     from oncemore.queries.limits import load_breaker
-    from oncemore.queries.stores import open_existing
 
-    with open_existing(store) as engine:
-        view, events = load_breaker(engine, name)
-    out = OutputWriter(in_json=in_json)
-    if in_json:
-        out.write_json({**view._asdict(), "events": [event._asdict() for event in events]})
-    else:
-        _print_breaker(out, view, events)
+    view, events = load_breaker(engine, name)
+    value = {**view._asdict(), "events": [event._asdict() for event in events]}
+    return CommandReport(value, lambda out: _print_breaker(out, view, events))
 
 
-@documented_command(
+@store_command(
     "reset", "oncemore breakers reset stac.example --by operator --reason 'it was our own network'"
 )
 @_provider_argument
 @reason_option
 @by_option
-@store_option
-@json_option
-def reset(name: str, reason: str, by: str | None, store: str | None, in_json: bool) -> None:
+def reset(engine: Engine, name: str, reason: str, by: str | None) -> CommandReport:
     """Close a circuit breaker before its cooldown ends.
 
     Runs that wait for the end of the cooldown keep their due time; a new call of such a step starts at once.
     """
     from oncemore.queries.limits import reset_breaker
-    from oncemore.queries.stores import open_existing
 
-    with open_existing(store) as engine:
-        view = reset_breaker(engine, name, reason, by)
-    out = OutputWriter(in_json=in_json)
-    out.write_json(view._asdict()) if in_json else out.write_line(f"{view.name}: {view.state}", "green")
+    view = reset_breaker(engine, name, reason, by)
+    return CommandReport(view._asdict(), lambda out: out.write_line(f"{view.name}: {view.state}", "green"))
 
 
 @click.group(
@@ -122,39 +104,23 @@ def resources() -> None:
     """
 
 
-@documented_command("list", "oncemore resources list\noncemore resources list --json")
-@store_option
-@json_option
-def list_resources(store: str | None, in_json: bool) -> None:
+@store_command("list", "oncemore resources list\noncemore resources list --json")
+def list_resources(engine: Engine) -> CommandReport:
     """List concurrency limits, rate limits and retry budgets by provider."""
-    _print_quotas(None, store, in_json=in_json)
+    from oncemore.queries.limits import list_quotas
+
+    quotas, now = list_quotas(engine), engine.now()
+    return CommandReport([quota._asdict() for quota in quotas], lambda out: _print_quotas(out, quotas, now))
 
 
-@documented_command(
-    "show", "oncemore resources show stac.example\noncemore resources show stac.example --json"
-)
+@store_command("show", "oncemore resources show stac.example\noncemore resources show stac.example --json")
 @_provider_argument
-@store_option
-@json_option
-def show_resource(name: str, store: str | None, in_json: bool) -> None:
+def show_resource(engine: Engine, name: str) -> CommandReport:
     """Show the limits and the retry budget of one provider."""
-    _print_quotas(name, store, in_json=in_json)
+    from oncemore.queries.limits import load_quota
 
-
-def _print_quotas(name: str | None, store: str | None, *, in_json: bool) -> None:
-    from oncemore.queries.limits import list_quotas, load_quota
-    from oncemore.queries.stores import open_existing
-
-    with open_existing(store) as engine:
-        quotas = list_quotas(engine) if name is None else [load_quota(engine, name)]
-        now = engine.now()
-    out = OutputWriter(in_json=in_json)
-    if in_json:
-        # One provider is an object in JSON, the list is an array.
-        plain = [quota._asdict() for quota in quotas]
-        out.write_json(plain if name is None else plain[0])
-    else:
-        _print_resources(out, quotas, now)
+    quota, now = load_quota(engine, name), engine.now()
+    return CommandReport(quota._asdict(), lambda out: _print_quotas(out, [quota], now))
 
 
 # The formats are imported by the functions that print: `oncemore --help` imports this module for its help.
@@ -211,7 +177,7 @@ def _describe_event(event: BreakerEvent) -> str:
     return f"{event.error}{f': {event.message}' if event.message else ''}{run}" if event.error else ""
 
 
-def _print_resources(out: OutputWriter, quotas: Sequence[QuotaRecord], now: float) -> None:
+def _print_quotas(out: OutputWriter, quotas: Sequence[QuotaRecord], now: float) -> None:
     # Limits are recorded when they are first used, so an empty list does not mean that none is configured.
     if not quotas:
         out.write_line("No concurrency limit, rate limit or retry budget has been used yet.", "green")

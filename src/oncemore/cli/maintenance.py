@@ -1,4 +1,4 @@
-"""`oncemore prune`, `erase`, `backup`, `restore`, `sizes` and `verify`: maintenance of a store."""
+"""Maintenance of a store: `oncemore prune`, `erase`, `backup`, `restore`, `copy`, `sizes` and `verify`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,19 @@ from itertools import islice
 
 import click
 
-from oncemore.cli import completion
-from oncemore.cli.commands import by_option, documented_command, json_option, reason_option, store_option
+from oncemore.cli import params
+from oncemore.cli.commands import (
+    CommandReport,
+    by_option,
+    documented_command,
+    flag_option,
+    json_option,
+    reason_option,
+    store_command,
+    store_option,
+    value_option,
+    write_report,
+)
 from oncemore.cli.output import OutputWriter
 from oncemore.cli.params import DURATION
 from oncemore.errors import StoreError
@@ -18,10 +29,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from oncemore.maintenance.backup import StoreSizes
+    from oncemore.maintenance.copy import CopyReport
+    from oncemore.maintenance.prune import PruneReport
+    from oncemore.steps.engine import Engine
+
 MAX_DOUBTFUL_RUNS = 50
+COPY_EXAMPLES = """
+oncemore copy .oncemore/log.db postgresql://db/work --reason "a second machine joins"
+oncemore copy postgresql://db/work /srv/log.db --reason "back to one machine"
+oncemore copy .oncemore/log.db postgresql://db/work --abandon --reason "not today"
+"""
 EVIDENCE_HINT = "Stop writing to this store, restore a backup, and keep this file as evidence."
 
-yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+yes_option = flag_option("--yes", "Do not ask for confirmation.")
 
 
 def confirm_or_fail(yes: bool, question: str) -> None:
@@ -49,20 +70,16 @@ def make_progress_counter(unit: str) -> Callable[..., object]:
     "prune", "oncemore prune --older-than 90d --dry-run\noncemore prune\noncemore prune --step shop.pay"
 )
 @store_option
-@click.option(
-    "--older-than", type=DURATION, metavar="TIME", help="Runs that finished this long ago: 90d, 12h."
-)
-@click.option(
-    "--step", metavar="NAME", shell_complete=completion.complete_steps, help="Only runs of this step."
-)
-@click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
-@click.option(
+@value_option("--older-than", "TIME", "Runs that finished this long ago: 90d, 12h.", type=DURATION)
+@value_option("--step", "NAME", "Only runs of this step.", shell_complete=params.complete_steps)
+@flag_option("--dry-run", "Only print what would be deleted.")
+@value_option(
     "--forget-keys-after",
+    "TIME",
+    "Also delete keys pruned this long ago. WORK WITH SUCH A KEY CAN RUN AGAIN.",
     type=DURATION,
-    metavar="TIME",
-    help="Also delete keys pruned this long ago. WORK WITH SUCH A KEY CAN RUN AGAIN.",
 )
-@click.option("--reason", metavar="TEXT", default="retention", help="The reason; it is recorded.")
+@value_option("--reason", "TEXT", "The reason; it is recorded.", default="retention")
 @by_option
 @yes_option
 @json_option
@@ -76,7 +93,7 @@ def prune(
     by: str | None,
     yes: bool,
     in_json: bool,
-) -> None:
+) -> int:
     """Delete the data of finished runs; keep their keys.
 
     Deletes arguments, results, errors and the payloads of delivered events. Without --older-than, only runs
@@ -93,10 +110,11 @@ def prune(
             older_than=older_than, step=step, dry_run=dry_run, reason=reason, by=by,
             forget_keys_after=forget_keys_after,
         )  # fmt: skip
-    out = OutputWriter(in_json=in_json)
-    if in_json:
-        out.write_json({**report._asdict(), "dry_run": dry_run})
-        return
+    value = {**report._asdict(), "dry_run": dry_run}
+    return write_report(CommandReport(value, lambda out: _print_pruned(out, report, dry_run)), in_json)
+
+
+def _print_pruned(out: OutputWriter, report: PruneReport, dry_run: bool) -> None:
     out.write_line(
         f"{'would prune' if dry_run else 'pruned'} {_format_runs(report.runs)}, {report.events} events"
     )
@@ -144,47 +162,36 @@ def erase(key: str, store: str | None, reason: str, by: str | None, yes: bool, i
     confirm_or_fail(yes, f"Erase all data of the runs of {key}? This cannot be undone.")
     with open_existing(store) as engine:
         report = engine.erase(key, reason=reason, by=by)
-    out = OutputWriter(in_json=in_json)
-    if in_json:
-        out.write_json(report)
-    else:
+
+    def print_text(out: OutputWriter) -> None:
         out.write_line(f"erased {report.key}: {report.events} events, {len(report.artifacts)} files")
         for rest in report.remaining:
             out.write_paragraph(rest, "yellow", "not erased: ")
-    return 1 if report.remaining else 0
+
+    return write_report(CommandReport(report, print_text, 1 if report.remaining else 0), in_json)
 
 
-@documented_command("backup", "oncemore backup /backups/log-2026-11-16.db")
+@store_command("backup", "oncemore backup /backups/log-2026-11-16.db")
 @click.argument("file", type=click.Path(dir_okay=False), help="The new file; an existing file is refused.")
-@store_option
-@click.option("--reason", metavar="TEXT", default="backup", help="The reason; it is recorded.")
+@value_option("--reason", "TEXT", "The reason; it is recorded.", default="backup")
 @by_option
-@json_option
-def backup(file: str, store: str | None, reason: str, by: str | None, in_json: bool) -> None:
+def backup(engine: Engine, file: str, reason: str, by: str | None) -> CommandReport:
     """Copy a store to a new file while it is in use.
 
     The copy is verified before it gets its name. No work with an effect runs on a copy until
     `oncemore restore --acknowledge`. Artifact files are beside the store; copy them as files.
     """
-    from oncemore.queries.stores import open_existing
-
-    with open_existing(store) as engine:
-        report = engine.backup(file, reason=reason, by=by, progress=make_progress_counter("pages"))
-    out = OutputWriter(in_json=in_json)
-    if in_json:
-        out.write_json(report)
-    else:
-        out.write_line(
-            f"{report.path}: {report.entries:,} entries, {report.bytes:,} bytes, verified", "green"
-        )
+    report = engine.backup(file, reason=reason, by=by, progress=make_progress_counter("pages"))
+    text = f"{report.path}: {report.entries:,} entries, {report.bytes:,} bytes, verified"
+    return CommandReport(report, lambda out: out.write_line(text, "green"))
 
 
 @documented_command(
     "restore", "oncemore restore\noncemore restore --acknowledge --reason 'the original is lost'"
 )
 @store_option
-@click.option("--acknowledge", is_flag=True, help="Allow work on the copy; check the runs in doubt first.")
-@click.option("--reason", metavar="TEXT", help="The reason; it is recorded.")
+@flag_option("--acknowledge", "Allow work on the copy; check the runs in doubt first.")
+@value_option("--reason", "TEXT", "The reason; it is recorded.")
 @by_option
 @json_option
 def restore(store: str | None, acknowledge: bool, reason: str | None, by: str | None, in_json: bool) -> int:
@@ -196,7 +203,6 @@ def restore(store: str | None, acknowledge: bool, reason: str | None, by: str | 
     from oncemore.maintenance.backup import list_unfinished_runs
     from oncemore.queries.stores import open_existing
 
-    out = OutputWriter(in_json=in_json)
     # Only --acknowledge needs a reason, so the option is not a required one.
     if acknowledge and not reason:
         raise click.UsageError("Missing option '--reason'.", click.get_current_context())
@@ -207,17 +213,18 @@ def restore(store: str | None, acknowledge: bool, reason: str | None, by: str | 
         is_held = bool(copy_notice) and not acknowledge
         # One more than is printed, to know whether the list is complete.
         runs = list(islice(list_unfinished_runs(engine), MAX_DOUBTFUL_RUNS + 1)) if is_held else []
-    if in_json:
-        out.write_json({"held": is_held, "why": copy_notice, "in_doubt": runs[:MAX_DOUBTFUL_RUNS]})
-        return int(is_held)
-    if not copy_notice:
-        out.write_line("This store is not a copy; no work is held.", "green")
-    elif acknowledge:
-        out.write_line("acknowledged: work can run on this store", "green")
-    else:
-        out.write_paragraph(f"held: {copy_notice}", "yellow")
-        _print_doubtful_runs(out, runs)
-    return int(is_held)
+
+    def print_text(out: OutputWriter) -> None:
+        if not copy_notice:
+            out.write_line("This store is not a copy; no work is held.", "green")
+        elif acknowledge:
+            out.write_line("acknowledged: work can run on this store", "green")
+        else:
+            out.write_paragraph(f"held: {copy_notice}", "yellow")
+            _print_doubtful_runs(out, runs)
+
+    value = {"held": is_held, "why": copy_notice, "in_doubt": runs[:MAX_DOUBTFUL_RUNS]}
+    return write_report(CommandReport(value, print_text, int(is_held)), in_json)
 
 
 def _print_doubtful_runs(out: OutputWriter, runs: list[Any]) -> None:
@@ -236,19 +243,14 @@ def _print_doubtful_runs(out: OutputWriter, runs: list[Any]) -> None:
     )
 
 
-@documented_command("sizes", "oncemore sizes\noncemore sizes --json")
-@store_option
-@json_option
-def sizes(store: str | None, in_json: bool) -> None:
+@store_command("sizes", "oncemore sizes\noncemore sizes --json")
+def sizes(engine: Engine) -> CommandReport:
     """Print the number of entries and the disk space of a store."""
-    from oncemore.queries.stores import open_existing
+    measured = engine.measure_sizes()
+    return CommandReport(measured, lambda out: _print_sizes(out, measured))
 
-    with open_existing(store) as engine:
-        sizes = engine.measure_sizes()
-    out = OutputWriter(in_json=in_json)
-    if in_json:
-        out.write_json(sizes)
-        return
+
+def _print_sizes(out: OutputWriter, sizes: StoreSizes) -> None:
     rows = [
         (kind, f"{size.entities:,}", f"{size.entries:,}", f"{size.bytes:,}")
         for kind, size in sorted(sizes.kinds.items())
@@ -296,3 +298,57 @@ def verify(store: str | None, in_json: bool) -> int:
             actor, reason = removal.actor or "?", removal.reason or "?"
             out.write_line(f"erased {removal.key[:12]} of {removal.step}, by {actor}: {reason}")
     return 0
+
+
+@documented_command("copy", COPY_EXAMPLES)
+@click.argument("source", metavar="FROM", help="The existing store: a path or a URL.")
+@click.argument("target", metavar="TO", help="An empty store, or one that an interrupted copy began to fill.")
+@flag_option("--abandon", "Give up an unfinished move; work continues in FROM.")
+@reason_option
+@by_option
+@json_option
+def copy(source: str, target: str, abandon: bool, reason: str, by: str | None, in_json: bool) -> int:
+    """Move a log to another store, every chain intact.
+
+    FROM is closed first: no work starts there again. TO opens after both stores have been read back and have
+    the same number of entries, the same heads and the same root. After a crash, repeat the command: it
+    resumes. It is refused while a process works on FROM. Artifact files are not copied.
+    """
+    from oncemore.maintenance import copy
+    from oncemore.open_engine import engine_from_settings
+    from oncemore.queries.stores import open_existing, settings_for
+
+    # The target may be new, so it is opened by its settings; the source must exist.
+    with open_existing(source) as old, engine_from_settings(settings_for(target)) as new:
+        if abandon:
+            copy.abandon_move(old, new, reason=reason, by=by)
+            text = f"move abandoned; work continues in {old.url}"
+            result = CommandReport(
+                {"source": old.url, "stays": True}, lambda out: out.write_line(text, "green")
+            )
+        else:
+            report = copy.move_log(old, new, reason=reason, by=by, progress=make_progress_counter("entries"))
+            result = CommandReport(report, lambda out: _print_moved(out, report))
+    return write_report(result, in_json)
+
+
+def _print_moved(out: OutputWriter, report: CopyReport) -> None:
+    out.write_line(
+        f"moved {report.entries:,} entries of {report.entities:,} entities to {report.target}", "green"
+    )
+    out.write_line(f"both stores have the root {report.root}")
+    out.write_paragraph(
+        f"{report.source} is closed: no work starts there again. Use the new URL from now on."
+    )
+    # Artifacts are files beside the old store, which the entries in the new store still name.
+    if report.artifacts:
+        out.write_paragraph(
+            f"{report.artifacts:,} artifact files stay in their folder; give it with artifacts=", "yellow"
+        )
+    # Due times were written by the clock of the old store and are compared with that of the new one.
+    if report.clock_lag_s:
+        out.write_paragraph(
+            f"The clock of the new store is {report.clock_lag_s:g} s behind: waiting runs start that much "
+            "later.",
+            "yellow",
+        )

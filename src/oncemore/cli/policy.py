@@ -6,14 +6,19 @@ import sys
 
 import click
 
-from oncemore.cli import completion
+from oncemore.cli import params
 from oncemore.cli.commands import (
+    CommandReport,
     FiniteNumber,
     LazyGroup,
     WholeNumber,
+    choice_option,
     documented_command,
+    flag_option,
     json_option,
+    report_command,
     store_option,
+    value_option,
 )
 from oncemore.cli.output import OutputWriter
 from oncemore.policy.model import EFFECTS
@@ -53,29 +58,24 @@ def policy() -> None:
 
 
 def _policy_argument(name: str, text: str) -> Callable[[F], F]:
-    return click.argument(name, metavar=name.upper(), shell_complete=completion.complete_policies, help=text)
+    return click.argument(name, metavar=name.upper(), shell_complete=params.complete_policies, help=text)
 
 
-provider_option = click.option("--provider", metavar="NAME", help="Use the values of this provider.")
+provider_option = value_option("--provider", "NAME", "Use the values of this provider.")
 
 
-@documented_command("list", "oncemore policy list\nONCEMORE_POLICY_ROOT=policies oncemore policy list --json")
-@json_option
-def list_(in_json: bool) -> None:
+@report_command("list", "oncemore policy list\nONCEMORE_POLICY_ROOT=policies oncemore policy list --json")
+def list_() -> CommandReport:
     """List the available policies.
 
     Attempts and time limits are shown as the range over all policies of a profile. A packaged file is
     trusted by the digest of its release.
     """
-    from oncemore.cli.policy_list import print_profiles
+    from oncemore.cli.policy_tables import print_profiles
     from oncemore.queries.policy_catalogue import list_profiles
 
-    out = OutputWriter(in_json=in_json)
     profiles = list_profiles()
-    if in_json:
-        out.write_json(profiles)
-    else:
-        print_profiles(out, profiles)
+    return CommandReport(profiles, lambda out: print_profiles(out, profiles))
 
 
 #: A proof is JSON, which has no infinity and no NaN.
@@ -99,32 +99,22 @@ oncemore policy show mine@7:0c5b2a91d3e4 --store runs.db
 @_policy_argument("policy", "Address or file of a policy, or name@version:digest.")
 @provider_option
 @store_option
-@click.option("--attempt", metavar="N", type=WholeNumber(1), help="Decide after this failed attempt.")
-@click.option(
-    "--error", metavar="CODE", default="", help="Its error, such as HTTP_503; default: a retried one."
-)
-@click.option("--run-id", metavar="ID", default="", help="Draw the jitter from the seed of this run.")
-@click.option("--seed", metavar="TEXT", default="", help="Draw the jitter from this seed.")
-@click.option(
-    "--effect",
-    type=click.Choice(EFFECTS),
-    metavar="WORD",
-    default="idempotent",
-    help=f"Effect of the step: {', '.join(EFFECTS)}.",
-)
-@click.option("--retry-after", metavar="S", type=SECONDS, help="Retry-After of the provider.")
-@click.option("--elapsed", metavar="S", type=SECONDS, default=0.0, help="Time since the start of the call.")
-@click.option("--deadline-in", metavar="S", type=FINITE, help="Time to the deadline.")
-@click.option("--expected", metavar="S", type=SECONDS, help="Expected duration of an attempt.")
-@click.option("--tokens", metavar="N", type=FINITE, help="Tokens in the retry budget.")
-@click.option("--intensity", metavar="G", type=FINITE, help="Grid intensity in g CO2 per kWh.")
-@click.option("--price", metavar="USD", type=FINITE, help="Energy price per kWh.")
-@click.option("--queue-depth", metavar="N", type=SECONDS, help="Number of waiting runs.")
-@click.option("--parallelism", metavar="N", type=SECONDS, help="Number of runs at the same time.")
-@click.option(
-    "--error-budget", metavar="N", type=FINITE, help="Remaining error budget; 0 forbids stretching."
-)
-@click.option("--proof", is_flag=True, help="Print only the proof, as canonical JSON.")
+@value_option("--attempt", "N", "Decide after this failed attempt.", type=WholeNumber(1))
+@value_option("--error", "CODE", "Its error, such as HTTP_503; default: a retried one.", default="")
+@value_option("--run-id", "ID", "Draw the jitter from the seed of this run.", default="")
+@value_option("--seed", "TEXT", "Draw the jitter from this seed.", default="")
+@choice_option("--effect", EFFECTS, f"Effect of the step: {', '.join(EFFECTS)}.", default="idempotent")
+@value_option("--retry-after", "S", "Retry-After of the provider.", type=SECONDS)
+@value_option("--elapsed", "S", "Time since the start of the call.", type=SECONDS, default=0.0)
+@value_option("--deadline-in", "S", "Time to the deadline.", type=FINITE)
+@value_option("--expected", "S", "Expected duration of an attempt.", type=SECONDS)
+@value_option("--tokens", "N", "Tokens in the retry budget.", type=FINITE)
+@value_option("--intensity", "G", "Grid intensity in g CO2 per kWh.", type=FINITE)
+@value_option("--price", "USD", "Energy price per kWh.", type=FINITE)
+@value_option("--queue-depth", "N", "Number of waiting runs.", type=SECONDS)
+@value_option("--parallelism", "N", "Number of runs at the same time.", type=SECONDS)
+@value_option("--error-budget", "N", "Remaining error budget; 0 forbids stretching.", type=FINITE)
+@flag_option("--proof", "Print only the proof, as canonical JSON.")
 @json_option
 def show(
     policy: str,
@@ -228,20 +218,19 @@ def _print_answer(out: OutputWriter, found: FoundPolicy, question: PolicyQuestio
         )
 
 
-@documented_command(
+@report_command(
     "check", "oncemore policy check policies/*.yaml\noncemore policy check - < policies/mine.yaml"
 )
 @click.argument(
     "files", nargs=-1, required=True, metavar="FILE...", help="Policy files; - is standard input."
 )
-@json_option
-def check(files: tuple[str, ...], in_json: bool) -> int:
+def check(files: tuple[str, ...]) -> CommandReport:
     """Find all errors in policy files.
 
     Each error is printed with file, line, column, field and the allowed values. Exit code 1 if a file is not
     valid. Warnings do not change the exit code.
     """
-    from oncemore.cli.policy_list import print_checks
+    from oncemore.cli.policy_tables import print_checks
     from oncemore.queries import policies
 
     # Standard input is read only up to the size limit of a policy file.
@@ -251,49 +240,40 @@ def check(files: tuple[str, ...], in_json: bool) -> int:
         else policies.check_file(file)
         for file in files
     ]
-    out = OutputWriter(in_json=in_json)
-    if in_json:
-        out.write_json(checks)
-    else:
-        print_checks(out, checks)
-    return 0 if all(result.good for result in checks) else 1
+    is_valid = all(result.good for result in checks)
+    return CommandReport(checks, lambda out: print_checks(out, checks), 0 if is_valid else 1)
 
 
-@documented_command(
+@report_command(
     "diff",
     "oncemore policy diff kfm-loop p2-batch-reporting\noncemore policy diff kfm-rules mine.yaml --exit-code",
 )
 @_policy_argument("a", "Address or file of a policy.")
 @_policy_argument("b", "Address or file of another policy.")
 @provider_option
-@click.option("--exit-code", is_flag=True, help="Exit with 1 if the policies decide differently.")
-@json_option
-def diff(a: str, b: str, provider: str | None, exit_code: bool, in_json: bool) -> int:
+@flag_option("--exit-code", "Exit with 1 if the policies decide differently.")
+def diff(a: str, b: str, provider: str | None, exit_code: bool) -> CommandReport:
     """Compare two policies by field, delay and decision.
 
     Both decide about the same example situations; the differences are printed.
     """
-    from oncemore.cli.policy_diff import print_difference
+    from oncemore.cli.policy_tables import print_difference
     from oncemore.queries.policies import find_policy
     from oncemore.queries.policy_compare import compare_policies
 
     first, second = find_policy(a, provider), find_policy(b, provider)
     difference = compare_policies(first.policy, second.policy, (first.address, second.address))
-    out = OutputWriter(in_json=in_json)
-    if in_json:
-        out.write_json(difference)
-    else:
-        print_difference(out, difference)
     # As in `git diff`, a difference is not a failure unless the caller asks for it.
-    return 1 if exit_code and not difference.same else 0
+    code = 1 if exit_code and not difference.same else 0
+    return CommandReport(difference, lambda out: print_difference(out, difference), code)
 
 
 @documented_command("plot", "oncemore policy plot kfm-loop\noncemore policy plot kfm-rules --runs 3\n"
       "oncemore policy plot kfm-rules --svg kfm-rules.svg --seed release-7 --runs 20")  # fmt: skip
 @_policy_argument("policy", "Address or file of a policy.")
 @provider_option
-@click.option("--svg", metavar="FILE", help="Write an SVG file instead; - is standard output.")
-@click.option("--seed", metavar="TEXT", default="", help="Seed of the sample runs.")
+@value_option("--svg", "FILE", "Write an SVG file instead; - is standard output.")
+@value_option("--seed", "TEXT", "Seed of the sample runs.", default="")
 @click.option("--runs", type=WholeNumber(0, 200), help="Number of sample runs; default: 5 in SVG, else 0.")
 @json_option
 def plot(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from oncemore.cli.charts import format_number
-from oncemore.cli.policy_list import shortest_path
 from oncemore.policy.explain import format_seconds
 from oncemore.queries.times import format_time
 
@@ -191,6 +191,11 @@ def _print_origin(out: OutputWriter, sheet: PolicySheet) -> None:
     # Not as a table: a wrapped digest or path could not be copied.
     for name, text in rows:
         out.write_line(f"{MARGIN}{name}: {text}")
+
+
+def shortest_path(path: str) -> str:
+    """Return the relative path if it is shorter than the given one."""
+    return min(path, os.path.relpath(path), key=len)
 
 
 def format_value(value: object) -> str:

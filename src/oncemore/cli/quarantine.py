@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import click
 
-from oncemore.cli import completion
+from oncemore.cli import params
 from oncemore.cli.commands import (
+    CommandReport,
     LazyGroup,
     WholeNumber,
+    choice_option,
+    combine_options,
     documented_command,
+    flag_option,
     ids_option,
     json_option,
     reason_option,
+    report_ids,
+    store_command,
     store_option,
+    value_option,
+    write_report,
 )
-from oncemore.cli.output import OutputWriter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TypeVar
+
+    from oncemore.cli.output import OutputWriter
+    from oncemore.control.quarantine import QuarantineItem
+    from oncemore.steps.engine import Engine
 
     F = TypeVar("F", bound=Callable[..., Any])
 
@@ -59,117 +70,72 @@ def quarantine() -> None:
     """
 
 
-_item_argument = click.argument("item", metavar="ID", shell_complete=completion.complete_held_runs,
+_item_argument = click.argument("item", metavar="ID", shell_complete=params.complete_held_runs,
                      help="An id of the list, or a unique prefix.")  # fmt: skip
 
 
 # --by is required here, unlike in other commands: a decision needs the name of a person.
-def _decision_options(command: F) -> F:
-    """Add the argument and the options of every decision to a command."""
-    for option in (
-        click.option("--version", metavar="N", type=WholeNumber(1), default=None,
-                     help="Decide only if the item still has this version."),
-        reason_option,
-        click.option("--by", metavar="NAME", required=True, help="Name of the operator; it is recorded."),
-        _item_argument,
-    ):  # fmt: skip
-        command = option(command)
-    return command
+_decision_options = combine_options(
+    _item_argument,
+    value_option("--by", "NAME", "Name of the operator; it is recorded.", required=True),
+    reason_option,
+    value_option("--version", "N", "Decide only if the item still has this version.", type=WholeNumber(1)),
+)
 
 
-@documented_command(
-    "list", "oncemore quarantine list\noncemore quarantine list --step charge --since 2h --json"
-)
-@click.option(
-    "--step",
-    metavar="NAME",
-    shell_complete=completion.complete_steps,
-    help="Only items of this step or topic.",
-)
-@click.option(
-    "--reason",
-    metavar="WORD",
-    type=click.Choice(HOLD_REASONS),
-    help=f"Only this reason: {', '.join(HOLD_REASONS)}.",
-)
-@click.option("--kind", metavar="WORD", type=click.Choice(("run", "artifact", "event")),
-              help="Only this kind: run, artifact or event.")  # fmt: skip
-@click.option("--since", metavar="TIME", help="Only items since: 30m, 2h, 3d, or 2026-11-16T08:00Z.")
-@store_option
+@store_command("list", "oncemore quarantine list\noncemore quarantine list --step charge --since 2h --json")
+@value_option("--step", "NAME", "Only items of this step or topic.", shell_complete=params.complete_steps)
+@choice_option("--reason", HOLD_REASONS, f"Only this reason: {', '.join(HOLD_REASONS)}.")
+@choice_option("--kind", ("run", "artifact", "event"), "Only this kind: run, artifact or event.")
+@value_option("--since", "TIME", "Only items since: 30m, 2h, 3d, or 2026-11-16T08:00Z.")
 @ids_option
-@json_option
-def list_(
-    step: str | None,
-    reason: str | None,
-    kind: str | None,
-    since: str | None,
-    store: str | None,
-    only_ids: bool,
-    in_json: bool,
-) -> None:
+def list_(engine: Engine, since: str | None, only_ids: bool, **filters: str | None) -> CommandReport:
     """List quarantined items, the oldest first."""
     from oncemore.cli.quarantine_tables import print_items
-    from oncemore.queries.stores import open_existing
     from oncemore.queries.times import parse_instant
 
-    with open_existing(store) as engine:
-        now = engine.now()
-        # Relative times count from the clock of the store, which wrote the times in the log.
-        since_at = None if since is None else parse_instant(since, now)
-        items = engine.quarantine.list(step=step, reason=reason, kind=kind, since=since_at)
-    out = OutputWriter(in_json=in_json)
+    now = engine.now()
+    # Relative times count from the clock of the store, which wrote the times in the log.
+    since_at = None if since is None else parse_instant(since, now)
+    items = engine.quarantine.list(since=since_at, **filters)
     if only_ids:
-        out.write_ids([item.id for item in items])
-    elif in_json:
-        out.write_json(items)
-    else:
-        print_items(out, items, now)
+        return report_ids(item.id for item in items)
+    return CommandReport(items, lambda out: print_items(out, items, now))
 
 
-@documented_command("show", "oncemore quarantine show 01a1e211\noncemore quarantine show 01a1e211 --json")
+@store_command("show", "oncemore quarantine show 01a1e211\noncemore quarantine show 01a1e211 --json")
 @_item_argument
-@store_option
-@json_option
-def show(item: str, store: str | None, in_json: bool) -> None:
+def show(engine: Engine, item: str) -> CommandReport:
     """Show one item with its evidence.
 
     The error and the rule that classified it, every attempt, the digests of altered bytes, the notifications,
     earlier decisions, and the decisions that are possible now.
     """
     from oncemore.cli.quarantine_tables import print_case
-    from oncemore.queries.stores import open_existing
 
-    with open_existing(store) as engine:
-        now, case = engine.now(), engine.quarantine.show(item)
-    out = OutputWriter(in_json=in_json)
-    if in_json:
-        out.write_json(case)
-    else:
-        print_case(out, case, now)
+    now, case = engine.now(), engine.quarantine.show(item)
+    return CommandReport(case, lambda out: print_case(out, case, now))
 
 
-def _record_decision(verb: str, item_id: str, store: str | None, in_json: bool, **options: Any) -> None:
-    """Record a decision about an item, and print it with its consequence."""
-    from oncemore.queries.stores import open_existing
+def _record_decision(
+    engine: Engine, verb: str, item: str, version: int | None, *answer: Any, **options: Any
+) -> CommandReport:
+    """Record a decision about an item, and report it with its consequence."""
+    # Loaded first, to resolve the prefix of the id and to know the kind of the item.
+    found = engine.quarantine.show(item).item
+    # The methods have the names of the commands. Without --version, the decision is about the item as it
+    # was read just now.
+    getattr(engine.quarantine, verb)(found, *answer, version=version or found.version, **options)
+    named = ("by", "reason", "extra_attempts")
+    extra: dict[str, object] = {name: options[name] for name in named if name in options}
+    return CommandReport(
+        {"decided": verb, **extra, "item": found}, lambda out: _print_decision(out, verb, found)
+    )
 
-    with open_existing(store) as engine:
-        # Loaded first, to resolve the prefix of the id and to know the kind of the item.
-        item = engine.quarantine.show(item_id).item
-        # Without --version, the decision is about the item as it was read just now.
-        version = options.pop("version") or item.version
-        answer = options.pop("answer", None)
-        values = (item,) if answer is None else (item, answer)
-        # The methods have the names of the commands.
-        getattr(engine.quarantine, verb)(*values, version=version, **options)
-    out = OutputWriter(in_json=in_json)
-    if in_json:
-        extra = {"extra_attempts": options["extra_attempts"]} if "extra_attempts" in options else {}
-        out.write_json(
-            {"decided": verb, "by": options["by"], "reason": options["reason"], **extra, "item": item}
-        )
-    else:
-        out.write_line(f"{_PAST_TENSE[verb]} {item.kind} {item.id} of {item.step}", "green")
-        out.write_paragraph(_NEXT_TEXTS[verb, item.kind])
+
+def _print_decision(out: OutputWriter, verb: str, item: QuarantineItem) -> None:
+    out.write_line(f"{_PAST_TENSE[verb]} {item.kind} {item.id} of {item.step}", "green")
+    out.write_paragraph(_NEXT_TEXTS[verb, item.kind])
 
 
 _PAST_TENSE = {"release": "released", "reject": "rejected", "rerun": "rerun scheduled:", "settle": "settled"}
@@ -187,43 +153,43 @@ _NEXT_TEXTS = {
 }
 
 
-@documented_command(
+@store_command(
     "release", 'oncemore quarantine release 01a1e211 --by operator --reason "the name is clear now"'
 )
 @_decision_options
-@store_option
-@json_option
-def release(item: str, store: str | None, in_json: bool, **options: Any) -> None:
+def release(engine: Engine, **options: Any) -> CommandReport:
     """Release an item from quarantine.
 
     A run gets its next attempt, if one is left. An artifact is used again, if its bytes are correct. A dead
     letter is sent again. A run with an unknown outcome cannot be released; use `settle`.
     """
-    _record_decision("release", item, store, in_json, **options)
+    return _record_decision(engine, "release", **options)
 
 
-@documented_command(
+@store_command(
     "reject", 'oncemore quarantine reject 01a1e211 --by operator --reason "the order was withdrawn"'
 )
 @_decision_options
-@store_option
-@json_option
-def reject(item: str, store: str | None, in_json: bool, **options: Any) -> None:
+def reject(engine: Engine, **options: Any) -> CommandReport:
     """End an item: a run fails permanently; an artifact or event is not used."""
-    _record_decision("reject", item, store, in_json, **options)
+    return _record_decision(engine, "reject", **options)
 
 
-@documented_command(
+@store_command(
     "rerun", 'oncemore quarantine rerun 01a1e211 --extra-attempts 2 --by operator --reason "more memory"'
 )
 @_decision_options
-@click.option("--extra-attempts", metavar="N", type=WholeNumber(1, 1000), default=1, show_default=True,
-              help="Number of additional attempts; it is recorded.")  # fmt: skip
-@store_option
-@json_option
-def rerun(item: str, store: str | None, in_json: bool, **options: Any) -> None:
+@value_option(
+    "--extra-attempts",
+    "N",
+    "Number of additional attempts; it is recorded.",
+    type=WholeNumber(1, 1000),
+    default=1,
+    show_default=True,
+)
+def rerun(engine: Engine, **options: Any) -> CommandReport:
     """Give a run more attempts than its policy allows."""
-    _record_decision("rerun", item, store, in_json, **options)
+    return _record_decision(engine, "rerun", **options)
 
 
 @documented_command(
@@ -232,15 +198,14 @@ def rerun(item: str, store: str | None, in_json: bool, **options: Any) -> None:
     'oncemore quarantine settle 01a1e211 --applied \'{"receipt": 7}\' --by operator --reason "it shows"',
 )
 @_decision_options
-@click.option("--applied", metavar="JSON", help="It took effect; the value is the step's result.")
-@click.option("--not-applied", is_flag=True, help="It did not take effect and may be tried again.")
+@value_option("--applied", "JSON", "It took effect; the value is the step's result.")
+@flag_option("--not-applied", "It did not take effect and may be tried again.")
 @store_option
 @json_option
-def settle(
-    item: str, applied: str | None, not_applied: bool, store: str | None, in_json: bool, **options: Any
-) -> None:
+def settle(applied: str | None, not_applied: bool, store: str | None, in_json: bool, **options: Any) -> int:
     """Record the outcome of a run with an unknown outcome."""
     from oncemore.queries.step_commands import parse_json_value
+    from oncemore.queries.stores import open_existing
     from oncemore.steps import reconcile
 
     # `--applied null` is a value too: the step returned nothing.
@@ -249,35 +214,30 @@ def settle(
             "Give either --applied with the value, or --not-applied.", click.get_current_context()
         )
     answer = reconcile.not_applied() if applied is None else reconcile.applied(parse_json_value(applied))
-    _record_decision("settle", item, store, in_json, answer=answer, **options)
+    item, version = options.pop("item"), options.pop("version")
+    with open_existing(store) as engine:
+        report = _record_decision(engine, "settle", item, version, answer, **options)
+    return write_report(report, in_json)
 
 
-@documented_command("notify", "oncemore quarantine notify")
-@store_option
-@json_option
-def notify(store: str | None, in_json: bool) -> int:
+@store_command("notify", "oncemore quarantine notify")
+def notify(engine: Engine) -> CommandReport:
     """Send the notifications that are due.
 
     A running process with the same settings sends them by itself; this command is for a cron job. The
     setting `notify` names the sinks. Exit code 1 if a notification was given up; it is then in the list.
     """
     from oncemore.errors import UsageError
-    from oncemore.queries.stores import open_existing
 
-    with open_existing(store) as engine:
-        if engine.notifier is None:
-            raise UsageError(
-                "no notification can be sent: the setting notify is empty; set it in oncemore.toml or "
-                "ONCEMORE_NOTIFY"
-            )
-        # One pass, because cron repeats the command.
-        stats = engine.notifier.make_relay(engine).run_once()
-    out = OutputWriter(in_json=in_json)
-    if in_json:
-        out.write_json(stats)
-    else:
-        out.write_line(
-            f"{stats.delivered} delivered, {stats.failed} to be retried, {stats.dead} given up, "
-            f"{stats.waiting} not due"
+    if engine.notifier is None:
+        raise UsageError(
+            "no notification can be sent: the setting notify is empty; set it in oncemore.toml or "
+            "ONCEMORE_NOTIFY"
         )
-    return 1 if stats.dead else 0
+    # One pass, because cron repeats the command.
+    stats = engine.notifier.make_relay(engine).run_once()
+    text = (
+        f"{stats.delivered} delivered, {stats.failed} to be retried, {stats.dead} given up, "
+        f"{stats.waiting} not due"
+    )
+    return CommandReport(stats, lambda out: out.write_line(text), 1 if stats.dead else 0)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import click
 
-from oncemore.cli import completion
-from oncemore.cli.commands import documented_command, json_option, store_option
-from oncemore.cli.output import OutputWriter
-from oncemore.cli.progress import ProgressLine
+from oncemore.cli import params
+from oncemore.cli.commands import documented_command, flag_option, json_option, store_option, value_option
+from oncemore.cli.output import OutputWriter, ProgressLine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,17 +28,15 @@ MAX_SHOWN = 20
 
 
 @documented_command("replay", EXAMPLES, {"Selection": "run since until all_"})
-@click.argument("name", metavar="[RUN]", required=False, shell_complete=completion.complete_runs,
+@click.argument("name", metavar="[RUN]", required=False, shell_complete=params.complete_runs,
                 help="Id or key of a run, or a unique prefix of one.")  # fmt: skip
-@click.option("--run", metavar="RUN", shell_complete=completion.complete_runs, help="The RUN, as an option.")
-@click.option("--since", metavar="TIME", help="All runs with entries since this time.")
-@click.option("--until", metavar="TIME", help="All runs with entries until this time; default: now.")
-@click.option("--all", "all_", is_flag=True, help="The whole log.")
-@click.option("--current", is_flag=True, help="Also decide by the current policies, and report drift.")
-@click.option("--verify", is_flag=True, help="Run pure steps again in a scratch folder and compare results.")
-@click.option(
-    "--module", "modules", metavar="NAME", multiple=True, help="With --verify: a module with your steps."
-)
+@value_option("--run", "RUN", "The RUN, as an option.", shell_complete=params.complete_runs)
+@value_option("--since", "TIME", "All runs with entries since this time.")
+@value_option("--until", "TIME", "All runs with entries until this time; default: now.")
+@flag_option("--all all_", "The whole log.")
+@flag_option("--current", "Also decide by the current policies, and report drift.")
+@flag_option("--verify", "Run pure steps again in a scratch folder and compare results.")
+@value_option("--module modules", "NAME", "With --verify: a module with your steps.", multiple=True)
 @store_option
 @json_option
 def replay(

@@ -6,8 +6,12 @@ from pathlib import Path
 
 import click
 
-from oncemore.cli.commands import documented_command, json_option, store_option
+from oncemore.cli.commands import CommandReport, documented_command, store_command, store_option, value_option
 from oncemore.cli.output import OutputWriter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from oncemore.steps.engine import Engine
 
 EXPORT_EXAMPLES = """
 oncemore export runs 0193a000 --out run.jsonl
@@ -16,19 +20,23 @@ oncemore export runs 0193a000 4c9d884a --states states.yaml --out runs.jsonl
 IMPORT_EXAMPLES = """
 oncemore import-runs runs.jsonl --states states.yaml --store other.db
 """
-states_option = click.option(
+states_option = value_option(
     "--states",
-    metavar="FILE",
+    "FILE",
+    "Mapping of the five states to other names, YAML or JSON: COMPLETE: succeeded.",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Mapping of the five states to other names, YAML or JSON: COMPLETE: succeeded.",
 )
 
 
 @documented_command("runs", EXPORT_EXAMPLES)
 @click.argument("names", metavar="RUN...", nargs=-1, required=True)
 @states_option
-@click.option("--out", "file", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path),
-              help="Write to this file; default: standard output.")  # fmt: skip
+@value_option(
+    "--out file",
+    "FILE",
+    "Write to this file; default: standard output.",
+    type=click.Path(dir_okay=False, path_type=Path),
+)
 @store_option
 def export_runs(names: tuple[str, ...], states: Path | None, file: Path | None, store: str | None) -> None:
     """Write runs as JSON Lines.
@@ -53,30 +61,24 @@ def export_runs(names: tuple[str, ...], states: Path | None, file: Path | None, 
         file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-@documented_command("import-runs", IMPORT_EXAMPLES)
+# The target of an import is often a new store.
+@store_command("import-runs", IMPORT_EXAMPLES, opener="open_or_create")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
                 help="Output of `oncemore export runs`.")  # fmt: skip
 @states_option
-@store_option
-@json_option
-def import_runs(file: Path, states: Path | None, store: str | None, in_json: bool) -> None:
+def import_runs(engine: Engine, file: Path, states: Path | None) -> CommandReport:
     """Import exported runs unchanged.
 
     Use the same mapping of states as for the export. Every hash link is verified; a run that was altered or
     is not finished is refused. A run that the store has already stays as it is.
     """
     from oncemore.queries.run_documents import import_runs, load_mapping
-    from oncemore.queries.stores import open_or_create
 
     mapping = load_mapping(states)
-    # The target of an import is often a new store.
-    with open_or_create(store) as engine, file.open(encoding="utf-8") as lines:
+    with file.open(encoding="utf-8") as lines:
         report = import_runs(engine, lines, mapping)
-    out = OutputWriter(in_json=in_json)
-    if in_json:
-        out.write_json(report)
-    else:
-        out.write_line(
-            f"imported {report.runs:,} runs with {report.entries:,} entries; "
-            f"{report.present:,} were in the store already"
-        )
+    text = (
+        f"imported {report.runs:,} runs with {report.entries:,} entries; "
+        f"{report.present:,} were in the store already"
+    )
+    return CommandReport(report, lambda out: out.write_line(text))

@@ -6,9 +6,18 @@ from typing import Any
 
 import click
 
-from oncemore.cli import completion
-from oncemore.cli.commands import by_option, documented_command, json_option, reason_option, store_option
-from oncemore.cli.output import OutputWriter
+from oncemore.cli import params
+from oncemore.cli.commands import (
+    CommandReport,
+    by_option,
+    combine_options,
+    documented_command,
+    json_option,
+    reason_option,
+    store_option,
+    value_option,
+    write_report,
+)
 from oncemore.cli.params import DURATION, PAIR
 
 TYPE_CHECKING = False
@@ -31,14 +40,14 @@ oncemore rerun shop.orders --run 01a1e211 --reason 'the carrier is back'
 """
 
 step_argument = click.argument("address", metavar="MODULE[:STEP]")
-run_option = click.option(
+run_option = value_option(
     "--run",
-    metavar="RUN",
-    shell_complete=completion.complete_runs,
-    help="Id or key of a run, instead of arguments; the recorded arguments are used.",
+    "RUN",
+    "Id or key of a run, instead of arguments; the recorded arguments are used.",
+    shell_complete=params.complete_runs,
 )
 pairs_argument = click.argument("pairs", metavar="[NAME=VALUE]...", nargs=-1, type=PAIR)
-args_option = click.option("--args", "args_json", metavar="JSON", help="Arguments as a JSON object.")
+args_option = value_option("--args args_json", "JSON", "Arguments as a JSON object.")
 
 
 def step_command(name: str, examples: str, *more: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -47,13 +56,10 @@ def step_command(name: str, examples: str, *more: Callable[[Any], Any]) -> Calla
     more  the options that only this command has
     """
 
-    def decorate(function: Any) -> Any:
-        # Decorators apply from the inside out, so the last one here comes first in the help.
-        for option in (json_option, store_option, by_option, *reversed(more), args_option, pairs_argument):
-            function = option(function)
-        return documented_command(name, examples)(step_argument(function))
-
-    return decorate
+    options = combine_options(
+        step_argument, pairs_argument, args_option, *more, by_option, store_option, json_option
+    )
+    return lambda function: documented_command(name, examples)(options(function))
 
 
 def _call_step(
@@ -74,24 +80,18 @@ def _call_step(
 
 
 def _print_run(run: Any, in_json: bool) -> int:
-    record, out = run.state, OutputWriter(in_json=in_json)
-    if in_json:
-        fields = {"run_id": record.run_id, "step": record.step, "key": run.key, "status": run.status}
-        # A due time of 0 means at once, which has no time in JSON.
-        out.write_json({**fields, "reason": record.reason, "due": record.not_before or None})
-    else:
-        out.write_line(
-            f"{record.step} {record.run_id}: {run.status}{f' ({record.reason})' if record.reason else ''}"
-        )
-    return 0
+    record = run.state
+    fields = {"run_id": record.run_id, "step": record.step, "key": run.key, "status": run.status}
+    # A due time of 0 means at once, which has no time in JSON.
+    value = {**fields, "reason": record.reason, "due": record.not_before or None}
+    text = f"{record.step} {record.run_id}: {run.status}{f' ({record.reason})' if record.reason else ''}"
+    return write_report(CommandReport(value, lambda out: out.write_line(text)), in_json)
 
 
 @step_command(
     "submit",
     SUBMIT_EXAMPLES,
-    click.option(
-        "--in", "delay_s", metavar="TIME", type=DURATION, help="Start after a delay: 90s, 5m, 1h30m."
-    ),
+    value_option("--in delay_s", "TIME", "Start after a delay: 90s, 5m, 1h30m.", type=DURATION),
 )
 def submit(
     address: str,

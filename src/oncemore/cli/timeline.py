@@ -20,12 +20,7 @@ if TYPE_CHECKING:
     from oncemore.queries.run_timeline import RunTimeline, TimeSpan
 
 FILL_CHARACTERS = {"attempt": "█", "wait": "░", "idle": "·", "lease": "━"}
-LEGEND_TEXTS = {
-    "attempt": "█ attempt",
-    "wait": "░ delay",
-    "idle": "· due, not claimed",
-    "lease": "━ lease",
-}
+LEGEND_TEXTS = {"attempt": "█ attempt", "wait": "░ delay", "idle": "· due, not claimed", "lease": "━ lease"}
 MAX_ROWS = 60
 MIN_BAR_WIDTH = 10
 NOTE_WIDTH = 24

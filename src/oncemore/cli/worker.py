@@ -1,63 +1,104 @@
-"""`oncemore worker`: run due work until stopped."""
+"""`oncemore worker` and `oncemore inbox`: run due work, or call a step for each message, until stopped."""
 
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import sys
 
 import click
 
-from oncemore.cli.commands import FiniteNumber, WholeNumber, documented_command, json_option, store_option
+from oncemore.cli.commands import (
+    FiniteNumber,
+    WholeNumber,
+    documented_command,
+    flag_option,
+    json_option,
+    store_option,
+    value_option,
+)
 from oncemore.cli.output import OutputWriter
 from oncemore.cli.params import DURATION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Callable
+    from typing import Any, NoReturn, TypeVar
 
+    from oncemore.inbox import Inbox
     from oncemore.workers.service import Worker
     from oncemore.workers.worker_report import Leftover, Worked
 
-EXAMPLES = """
+    F = TypeVar("F", bound=Callable[..., Any])
+
+WORKER_EXAMPLES = """
 oncemore worker shop.orders
 oncemore worker shop.orders shop.mail:send --concurrency 10
 oncemore worker shop.orders --store postgresql://db/shop --steps 'shop.orders.*'
 oncemore worker shop.orders --drain
 oncemore worker shop.orders --health 0.0.0.0:8080
 """
+INBOX_EXAMPLES = """
+oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
+oncemore inbox shop.orders:book --from https://sqs.eu-central-1.amazonaws.com/1234/orders.fifo
+oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop --drain --json
+"""
 EXIT_WORK_LEFT = 1
 
-
-@documented_command("worker", EXAMPLES)
-@click.argument("modules", metavar="MODULE[:STEP]...", nargs=-1, required=True)
-@store_option
-@click.option(
-    "--concurrency",
-    metavar="N",
-    type=WholeNumber(1, 1000),
-    default=5,
-    show_default=True,
-    help="Number of runs at the same time.",
-)
-@click.option("--steps", metavar="NAME", multiple=True, help="Only steps with this name; * matches any text.")
-@click.option(
+_grace_option = value_option(
     "--grace",
-    metavar="SECONDS",
+    "SECONDS",
+    "Time that running work may take after a stop signal.",
     type=FiniteNumber(0),
     default=30.0,
     show_default=True,
-    help="Time that running work may take after a stop signal.",
 )
-@click.option(
-    "--health",
-    metavar="[HOST:]PORT",
-    help="Serve GET /healthz and /readyz; without a host only on this machine.",
+
+
+def _concurrency_option(meaning: str) -> Callable[[F], F]:
+    return value_option(
+        "--concurrency", "N", meaning, type=WholeNumber(1, 1000), default=5, show_default=True
+    )
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+
+
+def _format_stats(stats: Any) -> str:
+    return ", ".join(f"{count} {name}" for name, count in stats._asdict().items() if count)
+
+
+def _exit_without_release(message: str, *values: object) -> NoReturn:
+    """End the process while work is still running, without releasing its leases.
+
+    Closing the engine would release them, and another worker would run the same work beside these threads.
+    Without the release, the work is free only when the leases have expired.
+    """
+    from oncemore.steps.engine import log
+
+    log.error(message, *values)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(EXIT_WORK_LEFT)
+
+
+@documented_command("worker", WORKER_EXAMPLES)
+@click.argument("modules", metavar="MODULE[:STEP]...", nargs=-1, required=True)
+@store_option
+@_concurrency_option("Number of runs at the same time.")
+@value_option("--steps", "NAME", "Only steps with this name; * matches any text.", multiple=True)
+@_grace_option
+@value_option(
+    "--health", "[HOST:]PORT", "Serve GET /healthz and /readyz; without a host only on this machine."
 )
-@click.option("--drain", is_flag=True, help="Run due work, then end.")
-@click.option(
+@flag_option("--drain", "Run due work, then end.")
+@value_option(
     "--wait",
-    metavar="TIME",
+    "TIME",
+    "With --drain: also run work due within TIME; default: max_inline_wait_s (60 s).",
     type=DURATION,
-    help="With --drain: also run work due within TIME; default: max_inline_wait_s (60 s).",
 )
 @json_option
 def worker(
@@ -84,13 +125,11 @@ def worker(
     is left: a switch is on, a run cannot continue here, or the worker was stopped. The last log line says
     which.
     """
-    import sys
-
     from oncemore.cli.health_server import parse_listen_address, serve_health
     from oncemore.queries.stores import open_or_create
     from oncemore.workers.service import Worker, find_steps
 
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    _log_to_stderr()
     selected = _select_steps(find_steps(modules), steps)
     address = None if health is None else parse_listen_address(health)
     if wait is not None and not drain:
@@ -137,12 +176,6 @@ def _run_worker(worker: Worker, wait_s: float | None, in_json: bool, subject: st
     wait_s   drain, and wait this long for work that becomes due; None: run until stopped
     subject  the steps and the store, for the log
     """
-    import os
-    import signal
-    import sys
-
-    from oncemore.steps.engine import log
-
     received: list[int] = []
 
     def handle_signal(number: int, frame: object) -> None:
@@ -163,17 +196,11 @@ def _run_worker(worker: Worker, wait_s: float | None, in_json: bool, subject: st
     if in_json:
         remaining = {"left": len(active_keys), "leftovers": [leftover._asdict() for leftover in leftovers]}
         OutputWriter(in_json=True).write_json({**stats._asdict(), **remaining})
-        # `os._exit` below does not flush.
-        sys.stdout.flush()
     _log_end(stats, leftovers)
     if active_keys:
-        # Closing the engine would release the leases, and another worker would run the same work beside
-        # these threads. Without the release, the runs are free only when the leases have expired.
-        log.error(
+        _exit_without_release(
             "oncemore: %d runs were still running; they are free when their leases expire", len(active_keys)
         )
-        sys.stderr.flush()
-        os._exit(EXIT_WORK_LEFT)
     return EXIT_WORK_LEFT if any(leftover.is_due for leftover in leftovers) else 0
 
 
@@ -182,10 +209,66 @@ def _log_end(stats: Worked, leftovers: tuple[Leftover, ...]) -> None:
     from oncemore.steps.engine import log
     from oncemore.workers.worker_report import summarize
 
-    summary = ", ".join(f"{count} {name}" for name, count in stats._asdict().items() if count)
+    summary = _format_stats(stats)
     if not leftovers:
         log.info("oncemore: worker ended: %s", summary or "no work")
         return
     # Runs that are due later are normal; due runs that are left make the exit code 1.
     level = logging.WARNING if any(leftover.is_due for leftover in leftovers) else logging.INFO
     log.log(level, "oncemore: worker ended: %s; left: %s", summary or "no work done", summarize(leftovers))
+
+
+@documented_command("inbox", INBOX_EXAMPLES)
+@click.argument("step", metavar="MODULE:STEP")
+@value_option(
+    "--from address",
+    "URL",
+    "Queue: nats://host:4222/STREAM/CONSUMER, or the URL of an SQS queue.",
+    required=True,
+)
+@store_option
+@_concurrency_option("Number of messages to process at the same time.")
+@_grace_option
+@flag_option("--drain", "Process the messages that are waiting now, then end.")
+@json_option
+def inbox(
+    step: str, address: str, store: str | None, concurrency: int, grace: float, drain: bool, in_json: bool
+) -> int:
+    """Call a step once for each message of a queue.
+
+    A message is acknowledged after its result is in the log, so a redelivered message is not processed
+    twice. A message that cannot be decoded or has failed permanently becomes a dead letter: `oncemore
+    quarantine list` shows it, and `oncemore quarantine release` delivers it again. On SIGTERM or Ctrl-C,
+    running work may finish. nats://…?subjects=orders.> creates a missing stream. --json prints the number of
+    messages by result at the end.
+    """
+    from oncemore.inbox import inbox_from_url
+    from oncemore.queries.stores import open_or_create
+    from oncemore.steps.engine import log
+    from oncemore.workers.service import find_steps
+
+    _log_to_stderr()
+    if ":" not in step:
+        raise click.BadParameter("write the step too: package.module:step.", param_hint="'MODULE:STEP'")
+    (found_step,) = find_steps([step])
+    with open_or_create(store) as engine:
+        receiver = inbox_from_url(found_step, address, engine=engine, concurrency=concurrency, grace=grace)
+        log.info("oncemore: inbox for %s started on %s", found_step.name, engine.url)
+        return _receive_messages(receiver, drain, in_json)
+
+
+def _receive_messages(receiver: Inbox, drain: bool, in_json: bool) -> int:
+    """Receive messages and return the exit code.
+
+    If work is still running after the grace period, the process ends at once, as a worker does.
+    """
+    from oncemore.steps.engine import log
+
+    stats = receiver.drain() if drain else receiver.run()
+    if in_json:
+        OutputWriter(in_json=True).write_json({**stats._asdict(), "left": len(receiver.active_ids)})
+    summary = _format_stats(stats)
+    log.info("oncemore: inbox ended: %s", summary or "no messages")
+    if receiver.running_threads:
+        _exit_without_release("oncemore: some work was still running; it is free when its lease expires")
+    return 0

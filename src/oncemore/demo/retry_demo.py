@@ -129,7 +129,7 @@ def call_with_oncemore(screen: LiveTerminal, server: FlakyServer, timing: DemoTi
 
     fetch = oncemore.retrying(
         fetch_status, on="transient", attempts=ATTEMPTS, timeout=timing.timeout_s, seed=SEED,
-        wait=oncemore.exponential(timing.first_wait_s), on_retry=show_retry,
+        wait=oncemore.backoff.exponential(timing.first_wait_s), on_retry=show_retry,
     )  # fmt: skip
     try:
         outcome, good = f"{fetch(server.url_for('ours', path))}", True

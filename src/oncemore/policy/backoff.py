@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     Shape = Literal["exponential", "linear", "fixed"]
     Exponent = Literal["attempt", "attempt-1"]
     Spread = Literal["none", "full", "equal", "additive", "proportional", "decorrelated"]
+    #: The jitters without an amount, which an option takes as a word.
+    JitterWord = Literal["full", "equal", "decorrelated", "none"]
 
 
 class Schedule(Value):
-    """A plan of delays, created by `exponential`, `linear` or `fixed`.
+    """A plan of delays, created by a function of `oncemore.backoff`.
 
     `cap` is the longest delay of a policy with this schedule; None leaves it to the policy. `exponent`
     says whether the first delay is `base * factor` or `base`.

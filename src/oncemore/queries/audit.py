@@ -73,7 +73,7 @@ class AuditTrail:
             return parse_event(plain)
         except (UsageError, AttributeError, TypeError) as error:
             raise UsageError(
-                f"{self._name}, line {self._line_number}: {error}; give a file that a JsonLines sink wrote"
+                f"{self._name}, line {self._line_number}: {error}; give a file that an AuditFile sink wrote"
             ) from None
 
     def follow_events(self, wait: Callable[[float], object] = time.sleep) -> Iterator[AuditEvent]:

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from oncemore._values import Value
 from oncemore.errors import StoreError
-from oncemore.queries.entries import load_cipher
+from oncemore.queries.entries import list_lineages, load_cipher
 from oncemore.queries.explain import END_REASONS
-from oncemore.queries.lineage import list_lineages
 from oncemore.queries.runs import load_switches
 
 TYPE_CHECKING = False

@@ -85,12 +85,12 @@ class PolicyCheck(Value):
 
     file: str
     good: bool
-    name: str
-    version: str
-    policies: tuple[str, ...]
-    faults: tuple[PolicyFault, ...]
-    more_faults: int
-    warnings: tuple[str, ...]
+    name: str = ""
+    version: str = ""
+    policies: tuple[str, ...] = ()
+    faults: tuple[PolicyFault, ...] = ()
+    more_faults: int = 0
+    warnings: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -245,32 +245,17 @@ def _check_path(path: str, shown: str) -> PolicyCheck:
             profile = load(path)
     except PolicyFileError as error:
         faults = tuple(_make_fault(fault, path, shown) for fault in error.faults)
-        return _make_failed_check(shown, faults, error.more)
+        return PolicyCheck(file=shown, good=False, faults=faults, more_faults=error.more)
     # A fault of the file as a whole, such as a missing parent, has no line.
     except PolicyError as error:
-        return _make_failed_check(shown, (PolicyFault(shown, 0, 0, "", str(error)),), 0)
+        return PolicyCheck(file=shown, good=False, faults=(PolicyFault(shown, 0, 0, "", str(error)),))
     return PolicyCheck(
         file=shown,
         good=True,
         name=profile.name,
         version=profile.version,
         policies=tuple(profile.policies),
-        faults=(),
-        more_faults=0,
         warnings=tuple(text.replace(path, shown) for text in profile.warnings),
-    )
-
-
-def _make_failed_check(file: str, faults: tuple[PolicyFault, ...], more_faults: int) -> PolicyCheck:
-    return PolicyCheck(
-        file=file,
-        good=False,
-        name="",
-        version="",
-        policies=(),
-        faults=faults,
-        more_faults=more_faults,
-        warnings=(),
     )
 
 

@@ -32,16 +32,16 @@ class ProfileRow(Value):
     """
 
     name: str
-    version: str
-    governed: bool
-    policies: int
-    attempts: tuple[int, int]
-    timeout_s: tuple[float | None, float | None]
-    packaged: bool
-    source: str
-    signature: str
-    digest: str
-    fault: str
+    version: str = ""
+    governed: bool = False
+    policies: int = 0
+    attempts: tuple[int, int] = (0, 0)
+    timeout_s: tuple[float | None, float | None] = (None, None)
+    packaged: bool = False
+    source: str = ""
+    signature: str = ""
+    digest: str = ""
+    fault: str = ""
 
 
 def list_profiles() -> tuple[ProfileRow, ...]:
@@ -68,15 +68,9 @@ def _make_row(entry: PolicyListing) -> ProfileRow:
 
     row = ProfileRow(
         name=entry.name,
-        version="",
-        governed=False,
-        policies=0,
-        attempts=(0, 0),
-        timeout_s=(None, None),
         packaged=Path(entry.source).is_relative_to(PACKAGE_FOLDER),
         source=entry.source,
         signature=entry.signature,
-        digest="",
         fault=entry.fault,
     )
     if entry.fault:

@@ -15,7 +15,7 @@ import time
 
 from oncemore._values import Value
 from oncemore.errors import UsageError
-from oncemore.queries.lineage import collect_digests
+from oncemore.queries.entries import collect_digests
 from oncemore.queries.replay import retry_part
 
 TYPE_CHECKING = False

@@ -12,9 +12,8 @@ from itertools import islice
 
 from oncemore._values import Value
 from oncemore.errors import UsageError
-from oncemore.queries.entries import fold_runs
-from oncemore.queries.lineage import build_lineage
-from oncemore.queries.runs import RunRow, add_stopping_switch, error_class, make_row
+from oncemore.queries.entries import build_lineage, fold_runs
+from oncemore.queries.runs import RunRow, add_stopping_switch, build_row, error_class
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,18 +97,17 @@ class RunTimeline(Value):
 
 def load_timeline(store: Store, found: FoundRun) -> RunTimeline:
     """Return the timeline of a run."""
-    head = store.load_head(found.entity)
-    if head is None:
+    if store.load_head(found.entity) is None:
         raise UsageError(f"the head of {found.entity} is missing; `oncemore doctor --rebuild` repairs it.")
     entries, run_ids = _load_entries(store, found)
     if not entries:
         raise UsageError(
             f"the entries of {found.run_id} are missing; `oncemore doctor --rebuild` shows details."
         )
-    run = entries[-1].state
-    row = make_row(store, head)
-    if run.run_id != row.run_id:  # the head shows the key's last run; this is an earlier one
-        row = _row_of_earlier_run(row, entries[-1])
+    # From the entries of the run: the head shows the key's last run, and this may be an earlier one.
+    last = entries[-1]
+    run = last.state
+    row = build_row(found.entity, run, last.body, last.at, last.seq)
     # The switch is not part of the run; it is read from the switches of the store.
     (row,) = add_stopping_switch(store, [row])
     now = store.now()
@@ -143,27 +141,6 @@ def _load_entries(store: Store, found: FoundRun) -> tuple[tuple[TimelineEntry, .
         if run.run_id == found.run_id:
             entries.append(TimelineEntry(entry.seq, header.version, header.at, header.marks, run, body))
     return tuple(entries), tuple(run_ids)
-
-
-def _row_of_earlier_run(row: RunRow, last: TimelineEntry) -> RunRow:
-    """Return the row of an earlier run of the same key, from its last entry."""
-    run, error = last.state, last.body.get("error") or {}
-    return row._replace(
-        run_id=run.run_id,
-        state=run.state,
-        reason=run.reason,
-        held_for=run.held_for,
-        error=error_class(error),
-        message=str(error.get("message", "")),
-        attempts=run.attempt_count,
-        max_attempts=run.max_attempts,
-        runs=run.run_number,
-        created=run.created_at,
-        changed=last.at,
-        not_before=run.not_before,
-        worker=run.worker,
-        seq=last.seq,
-    )
 
 
 def _collect_spans(entries: tuple[TimelineEntry, ...], now: float) -> Iterator[TimeSpan]:

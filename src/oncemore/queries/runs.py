@@ -153,10 +153,16 @@ def make_row(store: Store, head: Head) -> RunRow:
     # The time and the error of the last change are in the last entry only.
     last = next(iter(store.read_entries(head.entity, head.version - 1)), None)
     body = {} if last is None else read_body(last)
+    changed = run.started_at if last is None else decode_header(last.header).at
+    return build_row(head.entity, run, body, changed, head.seq)
+
+
+def build_row(entity: str, run: RunRecord, body: dict[str, Any], changed: float, seq: int) -> RunRow:
+    """Return the row of a run, given the body, the time and the seq of its last entry."""
     error = body.get("error") or {}
     return RunRow(
         run_id=run.run_id,
-        key=head.entity.removeprefix("run/"),
+        key=entity.removeprefix("run/"),
         step=run.step,
         state=run.state,
         reason=run.reason,
@@ -168,14 +174,14 @@ def make_row(store: Store, head: Head) -> RunRow:
         runs=run.run_number,
         effect=run.effect,
         created=run.created_at,
-        changed=run.started_at if last is None else decode_header(last.header).at,
+        changed=changed,
         not_before=run.not_before,
         worker=run.worker,
         tenant=run.tenant,
         dataset=run.dataset,
         correlation_id=run.correlation_id,
         policy=run.policy,
-        seq=head.seq,
+        seq=seq,
     )
 
 

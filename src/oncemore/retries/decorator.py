@@ -1,15 +1,12 @@
-"""The public functions: `retry`, `retrying`, `attempts`, and the schedules and jitters for `wait=`."""
+"""The public functions `retry`, `retrying` and `attempts`."""
 
 from __future__ import annotations
 
 from oncemore.errors import UsageError
-from oncemore.policy.backoff import Jitter, Schedule
-from oncemore.policy.policy import check_jitter, check_schedule
 from oncemore.retries.attempts import Attempts
 from oncemore.retries.driver import wrap_function
 from oncemore.retries.loop import NO_FALLBACK
 from oncemore.retries.options import (
-    as_seconds,
     build_plan,
     check_options,
     function_colour,
@@ -29,7 +26,7 @@ if TYPE_CHECKING:
     from oncemore.limits.breaker import BreakerCore
     from oncemore.limits.budget import TokenBucket
     from oncemore.limits.shared_rate import RateLimiter
-    from oncemore.policy.backoff import Exponent
+    from oncemore.policy.backoff import Jitter, JitterWord, Schedule
     from oncemore.policy.policy import Policy
     from oncemore.retries.loop import RetryReport
     from oncemore.retries.options import On, RetryOptions, Seconds
@@ -59,40 +56,6 @@ if TYPE_CHECKING:
         ) -> Callable[Q, R]: ...
 
 
-def exponential(
-    base: Seconds = 1.0, *, factor: float = 2.0, cap: Seconds | None = None, exponent: Exponent = "attempt-1"
-) -> Schedule:
-    """Plan delays of base, base * factor, base * factor ** 2, … up to the cap (30 s unless given).
-
-    With exponent="attempt" the first delay is already base * factor.
-    """
-    cap_s = None if cap is None else as_seconds("cap", cap)
-    return check_schedule(
-        Schedule("exponential", as_seconds("base", base), factor, exponent, delays=(), cap=cap_s)
-    )
-
-
-def linear(step: Seconds, *, cap: Seconds | None = None) -> Schedule:
-    """Plan delays of step, 2 * step, 3 * step, … up to the cap (30 s unless given)."""
-    cap_s = None if cap is None else as_seconds("cap", cap)
-    return check_schedule(Schedule("linear", as_seconds("step", step), cap=cap_s))
-
-
-def fixed(*delays: Seconds) -> Schedule:
-    """Plan these delays in this order; the last one repeats."""
-    return check_schedule(Schedule("fixed", delays=tuple(as_seconds("delay", delay) for delay in delays)))
-
-
-def additive(span: Seconds) -> Jitter:
-    """Spread each delay by adding up to `span` seconds."""
-    return check_jitter(Jitter("additive", as_seconds("span", span)))
-
-
-def proportional(fraction: float) -> Jitter:
-    """Spread each delay by up to ± this fraction of it."""
-    return check_jitter(Jitter("proportional", fraction))
-
-
 def retry(
     _bare: Never = ...,  # type: ignore[assignment]
     /,
@@ -104,7 +67,7 @@ def retry(
     total_timeout: Seconds | None = None,
     deadline: datetime | float | None = None,
     wait: Schedule | Seconds | Sequence[Seconds] | None = None,
-    jitter: Jitter | str | None = None,
+    jitter: Jitter | JitterWord | None = None,
     policy: Policy | str | PathLike[str] | None = None,
     budget: TokenBucket | None = None,
     breaker: BreakerCore | str | None = None,
@@ -126,8 +89,8 @@ def retry(
     timeout     limit of one attempt; an async one is cancelled, a plain one is abandoned in a thread
     total_timeout  limit of the whole call with its waits
     deadline    the same as a point in time: an aware datetime or POSIX seconds
-    wait        a schedule (`exponential`, `linear`, `fixed`), or seconds, or a list of them
-    jitter      "full", "equal", "decorrelated", "none", `additive(s)`, `proportional(f)`; by default full
+    wait        a schedule of `oncemore.backoff`, or seconds, or a list of them
+    jitter      "full", "equal", "decorrelated", "none", or one of `oncemore.jitter`; by default full
                 for a schedule and none for plain seconds
     policy      a `Policy`, the name of one ("kfm-rules", "nova-cat/acquisition") or the path of a policy
                 file; further options change a copy of it

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from oncemore.limits.breaker import BreakerCore
     from oncemore.limits.budget import TokenBucket
     from oncemore.limits.shared_rate import RateLimiter
+    from oncemore.policy.backoff import JitterWord
     from oncemore.policy.model import Failure
     from oncemore.retries.loop import CallObserver, RetryReport
 
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
         total_timeout: Seconds | None
         deadline: datetime | float | None
         wait: Schedule | Seconds | Sequence[Seconds] | None
-        jitter: Jitter | str | None
+        jitter: Jitter | JitterWord | None
         policy: Policy | str | PathLike[str] | None
         budget: TokenBucket | None
         breaker: BreakerCore | str | None
@@ -229,7 +230,7 @@ def _policy_changes(options: RetryOptions) -> dict[str, object]:
     if (wait := options.get("wait")) is not None:
         changes["schedule"], changes["jitter"] = _parse_wait(wait)
     if (jitter := options.get("jitter")) is not None:
-        changes["jitter"] = check_jitter(Jitter(jitter) if isinstance(jitter, str) else jitter)  # type: ignore[arg-type]
+        changes["jitter"] = check_jitter(Jitter(jitter) if isinstance(jitter, str) else jitter)
     return changes
 
 

@@ -1,6 +1,6 @@
 """A decorator for the Lambda function of a task.
 
-    @task(govern.policy("nova-cat/acquisition"))
+    @task(files.policy("nova-cat/acquisition"))
     def handler(event, context):
         return fetch(event["locator"])
 
@@ -57,6 +57,7 @@ ERRORS_BY_VERDICT: dict[Verdict, type[RetryableError | TerminalError | Quarantin
     "QUARANTINE": QuarantineError,
     "UNKNOWN": QuarantineError,
 }
+_TASK_ERRORS = (RetryableError, TerminalError, QuarantineError)
 _ERROR_NAMES = (RETRYABLE_ERROR, TERMINAL_ERROR, QUARANTINE_ERROR)
 
 
@@ -75,6 +76,10 @@ def task(policy: Policy, effect: Any = "idempotent") -> Callable[[Callable[..., 
                 # The function has classified its failure itself.
                 if type(error).__name__ in _ERROR_NAMES:
                     raise
+                # A subclass has another name, which the definition does not know.
+                for error_class in _TASK_ERRORS:
+                    if isinstance(error, error_class):
+                        raise error_class(error.code, str(error)) from error
                 failure = classify(error, clocks.current.wall())
                 error_class = ERRORS_BY_VERDICT[decide_verdict(failure, policy, effect)]
                 # The message has no text of the original error: it may hold secrets, and AWS stores it.

@@ -15,9 +15,9 @@ from pathlib import Path
 import oncemore
 
 NONE = oncemore.Jitter("none")
-HASTY = oncemore.Policy("hasty", max_attempts=2, schedule=oncemore.fixed(0.01), jitter=NONE)
+HASTY = oncemore.Policy("hasty", max_attempts=2, schedule=oncemore.backoff.fixed(0.01), jitter=NONE)
 PATIENT = oncemore.Policy(
-    "patient", max_attempts=3, schedule=oncemore.fixed(1800, 3600), jitter=NONE, max_delay_s=3600
+    "patient", max_attempts=3, schedule=oncemore.backoff.fixed(1800, 3600), jitter=NONE, max_delay_s=3600
 )
 DYING, DOWN = "SHOP_DYING", Path("carrier-is-down")
 

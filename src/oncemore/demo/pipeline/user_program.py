@@ -31,7 +31,7 @@ from oncemore.outbox import OutboxRelay, WebhookSink
 PLAN = json.loads(Path("plan.json").read_text(encoding="utf-8"))
 PACE, CARELESS = PLAN["pace"], PLAN["careless"]
 POLICY = "demo.yaml"
-FAST_DELIVERY = DELIVERY_POLICY.replace(schedule=oncemore.exponential(0.5 * PACE), max_delay_s=5.0)
+FAST_DELIVERY = DELIVERY_POLICY.replace(schedule=oncemore.backoff.exponential(0.5 * PACE), max_delay_s=5.0)
 # No proxy, whatever the environment says: the server is on this machine.
 _opener = build_opener(ProxyHandler({}))
 

@@ -29,12 +29,14 @@ from oncemore.policy.policy_checks import MAX_ATTEMPTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Final
+    from typing import Any, Final
 
-#: Limits: the longest duration, the entries of a list or a group of names, the length of a text.
+#: Limits: the longest duration, the entries of a list or a group of names, the length of a text,
+#: and a count.
 YEAR_S: Final = 31_536_000.0
 MAX_ITEMS: Final = 200
 MAX_TEXT_LENGTH: Final = 2000
+MAX_COUNT: Final = 1_000_000
 
 NAME_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 ADDRESS_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._/@() -]{0,199}"
@@ -73,32 +75,63 @@ class FieldSpec(Value):
         return (self.name, *self.aliases, *((self.retries,) if self.retries else ()))
 
 
+def text_field(name: str, meaning: str, aliases: tuple[str, ...] = (), **limits: Any) -> FieldSpec:
+    """Return a field with a text, one of `choices`, or a text that matches `pattern`."""
+    return FieldSpec(name, "text", meaning, aliases, **limits)
+
+
+def list_field(name: str, meaning: str, aliases: tuple[str, ...] = (), **limits: Any) -> FieldSpec:
+    """Return a field with a list of texts."""
+    return FieldSpec(name, "texts", meaning, aliases, **limits)
+
+
+def count_field(
+    name: str, meaning: str, aliases: tuple[str, ...] = (), high: int = MAX_COUNT, retries: str = ""
+) -> FieldSpec:
+    """Return a field with a whole number from 1."""
+    return FieldSpec(name, "count", meaning, aliases, low=1, high=high, retries=retries)
+
+
+def number_field(name: str, meaning: str, aliases: tuple[str, ...] = (), **limits: Any) -> FieldSpec:
+    """Return a field with a number, by default from 0 to a year in seconds."""
+    return FieldSpec(name, "number", meaning, aliases, **limits)
+
+
+def flag_field(name: str, meaning: str) -> FieldSpec:
+    """Return a field with true or false."""
+    return FieldSpec(name, "flag", meaning)
+
+
+def section_field(name: str, meaning: str, rows: tuple[FieldSpec, ...], **more: Any) -> FieldSpec:
+    """Return a group of fields."""
+    return FieldSpec(name, "section", meaning, rows=rows, **more)
+
+
+def map_field(name: str, meaning: str, rows: tuple[FieldSpec, ...], **more: Any) -> FieldSpec:
+    """Return a field with names, each with a group of fields."""
+    return FieldSpec(name, "map", meaning, rows=rows, **more)
+
+
 # Aliases are the spellings of the source documents, so that their files load unchanged.
 
 CLASSIFY_FIELDS: Final = (
-    FieldSpec(
+    list_field(
         "retryable",
-        "texts",
         "error classes that are retried",
         ("retryable_exceptions", "retry_on"),
         pattern=CLASS_PATTERN,
     ),
-    FieldSpec(
+    list_field(
         "non_retryable",
-        "texts",
         "error classes that are never retried",
         ("non_retryable_exceptions", "never"),
         pattern=CLASS_PATTERN,
     ),
-    FieldSpec(
-        "unmatched",
-        "text",
-        "the verdict on an error that matches no rule and no class",
-        choices=("retry", "fail"),
+    text_field(
+        "unmatched", "the verdict on an error that matches no rule and no class", choices=("retry", "fail")
     ),
-    FieldSpec(
+    text_field(
         "precedence",
-        "text",
         "the list that wins if an error is in both",
         choices=("non_retryable_first", "retryable_first"),
     ),
@@ -106,155 +139,120 @@ CLASSIFY_FIELDS: Final = (
 
 #: One policy: `retry_policy`, each entry of `policies`, and those of `providers`.
 RETRY_FIELDS: Final = (
-    FieldSpec("name", "text", "the policy's name in records", ("code",), pattern=ADDRESS_PATTERN),
-    FieldSpec("description", "text", "purpose"),
-    FieldSpec(
+    text_field("name", "the policy's name in records", ("code",), pattern=ADDRESS_PATTERN),
+    text_field("description", "purpose"),
+    count_field(
         "max_attempts",
-        "count",
         "number of calls, the first included",
         ("retry_attempts", "attempts"),
-        low=1,
         high=MAX_ATTEMPTS,
         retries="max_retries",
     ),
-    FieldSpec("schedule", "text", "how delays grow", ("backoff",), choices=tuple(SCHEDULES)),
-    FieldSpec(
+    text_field("schedule", "how delays grow", ("backoff",), choices=tuple(SCHEDULES)),
+    number_field(
         "base_delay_s",
-        "number",
         "the first delay, from which the next ones grow",
         ("base_delay_sec", "base_delay", "retry_backoff_seconds", "base_backoff_s", "interval"),
     ),
-    FieldSpec(
+    number_field(
         "factor",
-        "number",
         "factor of an exponential delay from attempt to attempt",
         ("backoff_multiplier", "multiplier", "rate"),
         low=1.0,
         high=1000.0,
     ),
-    FieldSpec("max_delay_s", "number", "the cap: no delay is longer", ("max_delay_sec", "max_delay", "cap")),
+    number_field("max_delay_s", "the cap: no delay is longer", ("max_delay_sec", "max_delay", "cap")),
     FieldSpec("delays_s", "numbers", "the list of delays; the last one repeats", ("backoff_s",)),
-    FieldSpec(
+    text_field(
         "exponent",
-        "text",
         "whether the first delay is base * factor (attempt) or base (attempt-1, unless "
         "base_delay_sec or jitter_seed mean the formula of the KFM documents)",
         choices=("attempt", "attempt-1"),
     ),
-    FieldSpec("jitter", "text", "how delays are spread", choices=(*SPREADS, "decorrelated")),
-    FieldSpec("jitter_span_s", "number", "the most that additive jitter adds; default: base_delay_s"),
-    FieldSpec(
-        "jitter_factor",
-        "number",
-        "the fraction by which proportional jitter moves a delay; default: 0.1",
-        high=1.0,
+    text_field("jitter", "how delays are spread", choices=(*SPREADS, "decorrelated")),
+    number_field("jitter_span_s", "the most that additive jitter adds; default: base_delay_s"),
+    number_field(
+        "jitter_factor", "the fraction by which proportional jitter moves a delay; default: 0.1", high=1.0
     ),
-    FieldSpec("jitter_enabled", "flag", "true for proportional jitter, false for none"),
-    FieldSpec(
+    flag_field("jitter_enabled", "true for proportional jitter, false for none"),
+    text_field(
         "jitter_seed",
-        "text",
         "seed of the jitter: <sha256(run_id)>, <sha256(idempotency_key)> or a "
         "literal; without `jitter` it implies additive jitter",
     ),
-    FieldSpec("timeout_s", "number", "time limit of one attempt", above=True, nullable=True),
-    FieldSpec(
-        "total_timeout_s", "number", "time limit of the whole call with its waits", above=True, nullable=True
-    ),
-    FieldSpec("retry_cost", "number", "tokens that one retry takes from the retry budget", high=1e6),
+    number_field("timeout_s", "time limit of one attempt", above=True, nullable=True),
+    number_field("total_timeout_s", "time limit of the whole call with its waits", above=True, nullable=True),
+    number_field("retry_cost", "tokens that one retry takes from the retry budget", high=1e6),
     FieldSpec(
         "respect_retry_after", "yes", "a provider's Retry-After is always obeyed; it cannot be switched off"
     ),
-    FieldSpec(
-        "classify",
-        "section",
-        "error classes that differ from those of the file",
-        rows=CLASSIFY_FIELDS,
-    ),
+    section_field("classify", "error classes that differ from those of the file", CLASSIFY_FIELDS),
 )
 
 #: `telemetry_tuning`; the defaults are those of `Tuning`.
 TUNING_FIELDS: Final = (
-    FieldSpec("enabled", "flag", "whether delays are tuned at all"),
-    FieldSpec(
+    flag_field("enabled", "whether delays are tuned at all"),
+    section_field(
         "carbon_intensity_threshold_g_per_kWh",
-        "section",
         "grid intensity",
-        ("carbon_intensity",),
-        rows=(
-            FieldSpec("low", "number", "intensity at which stretching starts", high=1e6),
-            FieldSpec("high", "number", "intensity of full stretching", high=1e6),
+        (
+            number_field("low", "intensity at which stretching starts", high=1e6),
+            number_field("high", "intensity of full stretching", high=1e6),
         ),
+        aliases=("carbon_intensity",),
     ),
-    FieldSpec(
+    section_field(
         "energy_price_usd_per_kWh",
-        "section",
         "energy price",
-        ("energy_price",),
-        rows=(FieldSpec("peak", "number", "price from which delays are stretched", high=1e6),),
+        (number_field("peak", "price from which delays are stretched", high=1e6),),
+        aliases=("energy_price",),
     ),
-    FieldSpec(
+    section_field(
         "deadline_bias",
-        "section",
         "shorter delays near a deadline",
-        rows=(
-            FieldSpec("enabled", "flag", "whether a near deadline shortens delays"),
-            FieldSpec(
-                "min_deadline_buffer_s",
-                "number",
-                "time to the deadline below which delays become shorter",
-                above=True,
+        (
+            flag_field("enabled", "whether a near deadline shortens delays"),
+            number_field(
+                "min_deadline_buffer_s", "time to the deadline below which delays become shorter", above=True
             ),
         ),
     ),
-    FieldSpec(
-        "max_stretch",
-        "number",
-        "largest factor of a delay for carbon and price",
-        low=1.0,
-        high=1000.0,
-    ),
+    number_field("max_stretch", "largest factor of a delay for carbon and price", low=1.0, high=1000.0),
 )
 
 #: `cooldown`, also inside `providers`; the defaults are those of `CooldownSchedule`.
 COOLDOWN_FIELDS: Final = (
-    FieldSpec("base_s", "number", "the cooldown after the first failure", ("base_delay_s",)),
-    FieldSpec(
+    number_field("base_s", "the cooldown after the first failure", ("base_delay_s",)),
+    number_field(
         "multiplier",
-        "number",
         "factor of the cooldown from failure to failure",
         ("factor", "rate"),
         low=1.0,
         high=1000.0,
     ),
-    FieldSpec("cap_s", "number", "the cap: no cooldown is longer", ("max_delay_s", "cap")),
+    number_field("cap_s", "the cap: no cooldown is longer", ("max_delay_s", "cap")),
 )
 
 #: Fields about the file itself. Only `governed`, `kfm_compliant` and `priority` are inherited.
 ENVELOPE_FIELDS: Final = (
-    FieldSpec(
-        "profile",
-        "text",
-        "name of the profile; default: the name of the file",
-        ("name",),
-        pattern=NAME_PATTERN,
+    text_field(
+        "profile", "name of the profile; default: the name of the file", ("name",), pattern=NAME_PATTERN
     ),
-    FieldSpec(
+    text_field(
         "version",
-        "text",
         "version; retry-loop-v<major>.<minor> in a governed file; default in other files: `unversioned`",
         pattern=VERSION_PATTERN,
     ),
-    FieldSpec("extends", "text", "a profile or a relative path; its values are the defaults of this file"),
-    FieldSpec("description", "text", "purpose"),
-    FieldSpec("owner", "text", "person or team responsible for it"),
-    FieldSpec("reviewer", "text", "person who reviewed it"),
+    text_field("extends", "a profile or a relative path; its values are the defaults of this file"),
+    text_field("description", "purpose"),
+    text_field("owner", "person or team responsible for it"),
+    text_field("reviewer", "person who reviewed it"),
     FieldSpec("review_by", "date", "day of the next review"),
-    FieldSpec("care_notes", "text", "notes about sensitive data"),
-    FieldSpec("governed", "flag", "whether the stricter rules of governed pipelines apply"),
-    FieldSpec("kfm_compliant", "flag", "false if the profile does not follow the KFM rules"),
-    FieldSpec(
+    text_field("care_notes", "notes about sensitive data"),
+    flag_field("governed", "whether the stricter rules of governed pipelines apply"),
+    flag_field("kfm_compliant", "false if the profile does not follow the KFM rules"),
+    text_field(
         "priority",
-        "text",
         "priority for workers: P0, then P1, then P2; `priority=` of a step overrides it",
         choices=("P0", "P1", "P2"),
     ),
@@ -262,36 +260,28 @@ ENVELOPE_FIELDS: Final = (
 
 #: The policies of a file, and the rules that apply to all of them.
 POLICY_FIELDS: Final = (
-    FieldSpec(
+    section_field(
         "retry_policy",
-        "section",
         "the policy `default`, and the defaults of those in policies",
-        ("defaults",),
-        rows=RETRY_FIELDS,
+        RETRY_FIELDS,
+        aliases=("defaults",),
     ),
-    FieldSpec("policies", "map", "further policies by name", ("categories", "retry"), rows=RETRY_FIELDS),
-    FieldSpec("classify", "section", "error classes for every policy of the file", rows=CLASSIFY_FIELDS),
-    FieldSpec(
-        "telemetry_tuning", "section", "how carbon, price and deadlines change delays", rows=TUNING_FIELDS
-    ),
+    map_field("policies", "further policies by name", RETRY_FIELDS, aliases=("categories", "retry")),
+    section_field("classify", "error classes for every policy of the file", CLASSIFY_FIELDS),
+    section_field("telemetry_tuning", "how carbon, price and deadlines change delays", TUNING_FIELDS),
     FieldSpec("bounds", "ranges", "allowed ranges of fields, in this file and in every file that extends it"),
     FieldSpec(
         "minimums", "floors", "fields that are raised to this value, with a warning, instead of being refused"
     ),
-    FieldSpec(
+    map_field(
         "providers",
-        "map",
         "changes for single providers",
-        rows=(
-            FieldSpec("retry_policy", "section", "changes in every policy", rows=RETRY_FIELDS),
-            FieldSpec(
-                "policies",
-                "map",
-                "changes in single policies",
-                ("categories", "retry"),
-                rows=RETRY_FIELDS,
+        (
+            section_field("retry_policy", "changes in every policy", RETRY_FIELDS),
+            map_field(
+                "policies", "changes in single policies", RETRY_FIELDS, aliases=("categories", "retry")
             ),
-            FieldSpec("cooldown", "section", "changes in the cooldown", rows=COOLDOWN_FIELDS),
+            section_field("cooldown", "changes in the cooldown", COOLDOWN_FIELDS),
         ),
     ),
 )

@@ -32,7 +32,9 @@ from oncemore.profiles.exoarmur.bus_control import BusControl
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
-    from typing import Self
+    from typing import Self, Unpack
+
+    from oncemore.profiles.exoarmur.bus_calls import BusIds
 
 #: How long a stream that `create_stream` makes remembers message ids.
 DUPLICATE_WINDOW_S = 120.0
@@ -59,18 +61,14 @@ class Bus(BusControl):
     ) -> None:
         await self.close()
 
-    async def connect(self, *, correlation_id: str | None = None, trace_id: str | None = None) -> None:
+    async def connect(self, **ids: Unpack[BusIds]) -> None:
         """Connect to the first server that answers, and check that JetStream answers too."""
-        ids = self._ids(correlation_id, trace_id)
-        await self._run_reading("NATS_CONNECT", "Connect", lambda streams: streams.account_info(), ids)
+        await self._run_reading(
+            "NATS_CONNECT", "Connect", lambda streams: streams.account_info(), self._ids(**ids)
+        )
 
     async def create_stream(
-        self,
-        name: str,
-        subjects: Sequence[str],
-        *,
-        correlation_id: str | None = None,
-        trace_id: str | None = None,
+        self, name: str, subjects: Sequence[str], **ids: Unpack[BusIds]
     ) -> dict[str, Any]:
         """Create a stream unless the same one exists; return its name and the number of its replicas."""
         from nats.js.api import StreamConfig
@@ -93,7 +91,7 @@ class Bus(BusControl):
             # The request is compared on a repeat: the same key for other subjects is a conflict.
             request={"stream": name, "subjects": list(subjects)},
             key=None,
-            ids=self._ids(correlation_id, trace_id),
+            ids=self._ids(**ids),
         )
 
     async def publish(
@@ -102,8 +100,7 @@ class Bus(BusControl):
         payload: Mapping[str, Any],
         *,
         idempotency_key: str | None = None,
-        correlation_id: str | None = None,
-        trace_id: str | None = None,
+        **ids: Unpack[BusIds],
     ) -> dict[str, Any]:
         """Publish JSON; return the stream that stored the message and its sequence number there."""
         reply, _ = await self._store_message(
@@ -113,18 +110,12 @@ class Bus(BusControl):
             json.dumps(payload, allow_nan=False).encode(),
             request={"subject": subject, "payload": dict(payload)},
             key=idempotency_key,
-            ids=self._ids(correlation_id, trace_id),
+            ids=self._ids(**ids),
         )
         return reply
 
     async def subscribe(
-        self,
-        stream: str,
-        durable: str,
-        subject: str | None = None,
-        *,
-        correlation_id: str | None = None,
-        trace_id: str | None = None,
+        self, stream: str, durable: str, subject: str | None = None, **ids: Unpack[BusIds]
     ) -> Subscription:
         """Return the messages of a stream from the position of a durable consumer; create it if needed."""
         from nats.js.api import AckPolicy, ConsumerConfig
@@ -141,12 +132,10 @@ class Bus(BusControl):
             await streams.add_consumer(stream, config)
             return await streams.pull_subscribe_bind(durable=durable, stream=stream)
 
-        ids = self._ids(correlation_id, trace_id)
-        return Subscription(await self._run_reading("NATS_SUBSCRIBE", f"Subscribe to {stream}", bind, ids))
+        pull = await self._run_reading("NATS_SUBSCRIBE", f"Subscribe to {stream}", bind, self._ids(**ids))
+        return Subscription(pull)
 
-    async def create_bucket(
-        self, bucket: str, *, correlation_id: str | None = None, trace_id: str | None = None
-    ) -> dict[str, Any]:
+    async def create_bucket(self, bucket: str, **ids: Unpack[BusIds]) -> dict[str, Any]:
         """Create a bucket unless the same one exists."""
 
         async def create(streams: Any) -> dict[str, Any]:
@@ -159,21 +148,16 @@ class Bus(BusControl):
             create,
             request={"bucket": bucket},
             key=None,
-            ids=self._ids(correlation_id, trace_id),
+            ids=self._ids(**ids),
         )
 
     async def get(
-        self,
-        bucket: str,
-        key: str,
-        *,
-        operation: str | None = None,
-        correlation_id: str | None = None,
-        trace_id: str | None = None,
+        self, bucket: str, key: str, *, operation: str | None = None, **ids: Unpack[BusIds]
     ) -> bytes | None:
         """Return the value of a key now, or None."""
-        ids = self._ids(correlation_id, trace_id)
-        value, _ = await self._load_last_message("KV_GET", operation or f"Get {key}", bucket, key, ids)
+        value, _ = await self._load_last_message(
+            "KV_GET", operation or f"Get {key}", bucket, key, self._ids(**ids)
+        )
         return value
 
     async def put(
@@ -184,8 +168,7 @@ class Bus(BusControl):
         *,
         operation: str | None = None,
         idempotency_key: str | None = None,
-        correlation_id: str | None = None,
-        trace_id: str | None = None,
+        **ids: Unpack[BusIds],
     ) -> dict[str, Any]:
         """Write a value; return its revision."""
         reply, _ = await self._store_message(
@@ -196,7 +179,7 @@ class Bus(BusControl):
             # A digest stands for the value: JSON cannot hold bytes.
             request={"bucket": bucket, "key": key, "value": canonical_digest({"value": value.hex()})},
             key=idempotency_key,
-            ids=self._ids(correlation_id, trace_id),
+            ids=self._ids(**ids),
         )
         return reply
 
@@ -207,8 +190,7 @@ class Bus(BusControl):
         *,
         operation: str | None = None,
         idempotency_key: str | None = None,
-        correlation_id: str | None = None,
-        trace_id: str | None = None,
+        **ids: Unpack[BusIds],
     ) -> dict[str, Any]:
         """Delete a value; deleting a value that does not exist succeeds."""
         reply, _ = await self._store_message(
@@ -218,7 +200,7 @@ class Bus(BusControl):
             b"",
             request={"bucket": bucket, "key": key},
             key=idempotency_key,
-            ids=self._ids(correlation_id, trace_id),
+            ids=self._ids(**ids),
             # JetStream keeps a deletion as a message, as nats-py's own KeyValue.delete does.
             headers={"KV-Operation": "DEL"},
         )

@@ -12,7 +12,7 @@ import asyncio
 import json
 import re
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from oncemore import clock as clocks
 from oncemore._ids import new_uuid7
@@ -43,6 +43,13 @@ def subject_of(bucket: str, key: str) -> str:
     if not _BUCKET.fullmatch(bucket):
         raise UsageError(f"bucket is {bucket!r:.80}; it takes letters, digits, _ and -")
     return f"$KV.{bucket}.{key}"
+
+
+class BusIds(TypedDict, total=False):
+    """The ids that every call takes; without them it has those of `oncemore.context` around it."""
+
+    correlation_id: str | None
+    trace_id: str | None
 
 
 class BusCalls:
@@ -119,7 +126,7 @@ class BusCalls:
                 self._connection_lost = lost
             return self._connection, self._connection_lost
 
-    def _ids(self, correlation_id: str | None, trace_id: str | None) -> OperationIds:
+    def _ids(self, correlation_id: str | None = None, trace_id: str | None = None) -> OperationIds:
         """Return the ids of a call: those given, else those of the context around it."""
         return inherit_ids(OperationIds(self._tenant_id, correlation_id, trace_id))
 

@@ -11,9 +11,10 @@ from oncemore.errors import StaleDecision, UsageError
 from oncemore.profiles.exoarmur.bus_calls import BusCalls
 
 if TYPE_CHECKING:
-    from typing import Literal
+    from typing import Literal, Unpack
 
     from oncemore.audit.recorder import OperationIds
+    from oncemore.profiles.exoarmur.bus_calls import BusIds
 
 #: How often a repeated "on" is written if other clients turn the switch off in between.
 MAX_SWITCH_WRITES = 20
@@ -22,11 +23,9 @@ MAX_SWITCH_WRITES = 20
 class BusControl(BusCalls):
     """The calls of `Bus` that read and write switches and approvals."""
 
-    async def is_switch_on(
-        self, name: str = ALL_EXECUTION, *, correlation_id: str | None = None, trace_id: str | None = None
-    ) -> bool:
+    async def is_switch_on(self, name: str = ALL_EXECUTION, **ids: Unpack[BusIds]) -> bool:
         """Return whether a switch is on now; raise `ValueError` for a value that is neither on nor off."""
-        value, _ = await self._load_switch(name, self._ids(correlation_id, trace_id))
+        value, _ = await self._load_switch(name, self._ids(**ids))
         return parse_switch(name, value) is not None
 
     async def set_switch(
@@ -36,8 +35,7 @@ class BusControl(BusCalls):
         *,
         reason: str,
         by: str,
-        correlation_id: str | None = None,
-        trace_id: str | None = None,
+        **ids: Unpack[BusIds],
     ) -> dict[str, Any]:
         """Turn a switch on or off; return its revision in the bucket and, as `on`, the state that holds.
 
@@ -49,7 +47,7 @@ class BusControl(BusCalls):
             raise UsageError(f"to is {to!r:.80}; it must be on or off")
         body = json.dumps({"on": to == "on", "by": by, "reason": reason}).encode()
         request: dict[str, Any] = {"switch_name": name, "value": to}
-        ids = self._ids(correlation_id, trace_id)
+        correlation_id, operation_ids = ids.get("correlation_id"), self._ids(**ids)
         for _ in range(MAX_SWITCH_WRITES):
             # Without a correlation id every call is a new request; with one, its key identifies a repeat.
             key = None
@@ -64,12 +62,12 @@ class BusControl(BusCalls):
                 body,
                 request=request,
                 key=key,
-                ids=ids,
+                ids=operation_ids,
             )
             if is_stored:
                 return {**reply, "on": to == "on"}
             # The reply is a recorded one: the switch may have been changed since it was written.
-            value, revision = await self._load_switch(name, ids)
+            value, revision = await self._load_switch(name, operation_ids)
             if _switch_state(name, value) == to:
                 return {**reply, "seq": revision, "on": to == "on"}
             if to == "off":
@@ -86,21 +84,15 @@ class BusControl(BusCalls):
             "KV_GET", "Get kill switch status", self._control, _switch_key(name), ids
         )
 
-    async def get_approval(
-        self, key: str, *, correlation_id: str | None = None, trace_id: str | None = None
-    ) -> Approval | None:
+    async def get_approval(self, key: str, **ids: Unpack[BusIds]) -> Approval | None:
         """Return the approval of a key, or None."""
-        name, ids = bucket_key("approval", key), self._ids(correlation_id, trace_id)
-        data, _ = await self._load_last_message("APPROVAL_CHECK", "Check approval", self._control, name, ids)
+        data, _ = await self._load_last_message(
+            "APPROVAL_CHECK", "Check approval", self._control, bucket_key("approval", key), self._ids(**ids)
+        )
         return None if data is None else Approval(**json.loads(data))
 
     async def grant_approval(
-        self,
-        approval: Approval,
-        *,
-        idempotency_key: str | None = None,
-        correlation_id: str | None = None,
-        trace_id: str | None = None,
+        self, approval: Approval, *, idempotency_key: str | None = None, **ids: Unpack[BusIds]
     ) -> dict[str, Any]:
         """Write an approval into the bucket, where every attempt of its run is compared with it."""
         name = bucket_key("approval", approval.run_entity.removeprefix("run/"))
@@ -113,7 +105,7 @@ class BusControl(BusCalls):
             json.dumps(fields).encode(),
             request=fields,
             key=idempotency_key,
-            ids=self._ids(correlation_id, trace_id),
+            ids=self._ids(**ids),
         )
         return reply
 

@@ -21,8 +21,8 @@ from __future__ import annotations
 from oncemore.profiles.lit.alert import ExhaustionAlert, exhaustion
 from oncemore.profiles.lit.client import CoreClient
 from oncemore.profiles.lit.errors import ActionOutcomeUnknown, CoreClientError, CoreClientHTTPError
+from oncemore.profiles.lit.http import context
 from oncemore.profiles.lit.persistence import Persistence, persist
-from oncemore.profiles.lit.request_context import context
 from oncemore.profiles.lit.session import CoreSession, LostAction, ReconciledAction, SessionState
 
 __all__ = [

@@ -18,7 +18,7 @@ from oncemore.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncemore.profiles.lit.request_context import RequestIds
+    from oncemore.profiles.lit.http import RequestIds
 
 log = logging.getLogger("oncemore.lit")
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from http.client import HTTPException
 from itertools import count
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 
 from oncemore._redact import mask_text
 from oncemore.classifiers.classify import classify
@@ -27,7 +27,7 @@ from oncemore.profiles.lit.errors import (
     CoreClientHTTPError,
     UnreadableCoreAnswer,
 )
-from oncemore.profiles.lit.request_context import check_id, current_ids
+from oncemore.profiles.lit.http import check_id, current_ids
 from oncemore.retries.driver import run_blocking
 from oncemore.retries.loop import RetryPlan, get_decision, make_script
 from oncemore.steps.attempt import current
@@ -37,12 +37,13 @@ from oncemore.steps.options import StepOptions
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Mapping
+    from typing import Unpack
     from urllib.request import OpenerDirector
 
     from oncemore.policy.model import Failure
     from oncemore.policy.policy import Policy
     from oncemore.profiles.lit.alert import ExhaustionAlert
-    from oncemore.profiles.lit.request_context import RequestIds
+    from oncemore.profiles.lit.http import RequestIds
     from oncemore.profiles.lit.session import CoreSession, LostAction
     from oncemore.steps.engine import Engine
 
@@ -75,6 +76,14 @@ class CoreRequestSpec(NamedTuple):
         """Return whether it may be sent again after this failure: it is declared so, or nothing was sent."""
         is_unsent = failure.sent == "no" and not isinstance(error, CoreAnswer)
         return (self.is_repeatable or is_unsent) and lit_policy.is_repeatable(error, failure, self.policy)
+
+
+class RequestOptions(TypedDict, total=False):
+    """The options that every request takes; see `CoreClient.request`."""
+
+    idempotency_key: str | None
+    request_id: str | None
+    session_id: str | None
 
 
 class CoreClient:
@@ -128,41 +137,20 @@ class CoreClient:
         """Send a GET request; delivered at least once, because reading may be repeated."""
         return self.request("GET", path, request_id=request_id, session_id=session_id)
 
-    def call(
-        self,
-        path: str,
-        payload: Any,
-        *,
-        idempotency_key: str | None = None,
-        request_id: str | None = None,
-        session_id: str | None = None,
-    ) -> Any:
+    def call(self, path: str, payload: Any, **options: Unpack[RequestOptions]) -> Any:
         """Call an operation of Core's contract; delivered at least once.
 
         Core keeps no state at its boundary, so contract calls are declared idempotent: a call without a seen
         success is sent again, and Core may compute it twice. A language model may respond differently to each
         call; with an `idempotency_key` the first successful response is stored and returned.
         """
-        return self.request(
-            "POST", path, payload, idempotent=True, idempotency_key=idempotency_key,
-            request_id=request_id, session_id=session_id,
-        )  # fmt: skip
+        return self.request("POST", path, payload, idempotent=True, **options)
 
     def post(
-        self,
-        path: str,
-        payload: Any = None,
-        *,
-        idempotent: bool = False,
-        idempotency_key: str | None = None,
-        request_id: str | None = None,
-        session_id: str | None = None,
+        self, path: str, payload: Any = None, *, idempotent: bool = False, **options: Unpack[RequestOptions]
     ) -> Any:
         """Send a POST request: once, or at least once if it is declared idempotent."""
-        return self.request(
-            "POST", path, payload, idempotent=idempotent, idempotency_key=idempotency_key,
-            request_id=request_id, session_id=session_id,
-        )  # fmt: skip
+        return self.request("POST", path, payload, idempotent=idempotent, **options)
 
     def request(
         self,

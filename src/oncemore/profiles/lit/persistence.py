@@ -19,7 +19,7 @@ from oncemore._redact import mask_text
 from oncemore.classifiers.classify import classify
 from oncemore.errors import UsageError
 from oncemore.profiles.lit import alert, policy
-from oncemore.profiles.lit.request_context import current_ids
+from oncemore.profiles.lit.http import current_ids
 from oncemore.retries.driver import run_blocking
 from oncemore.retries.loop import RetryPlan, make_script
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from oncemore.policy.model import Failure
     from oncemore.profiles.lit.alert import ExhaustionAlert
-    from oncemore.profiles.lit.request_context import RequestIds
+    from oncemore.profiles.lit.http import RequestIds
     from oncemore.retries.loop import RetryReport
 
     Begin = Literal["immediate", "deferred", "exclusive"]

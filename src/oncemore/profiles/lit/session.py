@@ -25,7 +25,7 @@ from oncemore._values import Value
 from oncemore.errors import UsageError
 from oncemore.profiles.lit import policy
 from oncemore.profiles.lit.errors import ActionOutcomeUnknown, CoreClientError, CoreClientHTTPError
-from oncemore.profiles.lit.request_context import check_id, current_ids
+from oncemore.profiles.lit.http import check_id, current_ids
 from oncemore.retries.loop import get_decision
 
 if TYPE_CHECKING:

@@ -16,19 +16,21 @@ a success (SKIPPED_DUPLICATE, SKIPPED_BACKOFF). The workflows use durable steps 
 
 from __future__ import annotations
 
-from oncemore.profiles.nova_cat.fetch import download
-from oncemore.profiles.nova_cat.fits import SpectrumFile, validate
-from oncemore.profiles.nova_cat.input import QuarantineError, RetryableError, TerminalError
-from oncemore.profiles.nova_cat.log import JsonLogFormatter
+from oncemore.profiles.nova_cat.events import JsonLogFormatter
+from oncemore.profiles.nova_cat.fits import SpectrumFile, download, validate
+from oncemore.profiles.nova_cat.input import InvalidInput, UnusableData
 from oncemore.profiles.nova_cat.workflows import NovaCat, WorkflowExecution
+from oncemore.stepfunctions.task import QuarantineError, RetryableError, TerminalError
 
 __all__ = [
+    "InvalidInput",
     "JsonLogFormatter",
     "NovaCat",
     "QuarantineError",
     "RetryableError",
     "SpectrumFile",
     "TerminalError",
+    "UnusableData",
     "WorkflowExecution",
     "download",
     "validate",

@@ -1,4 +1,4 @@
-"""Checks whether bytes are a usable spectrum: integrity, format, domain (COOL-12).
+"""Downloads a spectrum, and checks that it is usable: integrity, format, domain (COOL-12).
 
 The first check that fails decides the reason:
 
@@ -20,13 +20,17 @@ from __future__ import annotations
 import io
 import warnings
 from hashlib import sha256
+from http.client import IncompleteRead
 from threading import Lock
 from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from oncemore._values import Value
 from oncemore.errors import MissingExtra
 from oncemore.profiles.nova_cat import names
-from oncemore.profiles.nova_cat.input import QuarantineError
+from oncemore.profiles.nova_cat.input import InvalidInput, UnusableData
+from oncemore.retries.deadlines import time_remaining
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,13 +66,13 @@ class SpectrumFile(Value):
 
 
 def validate(data: bytes, expected: str | None = None) -> SpectrumFile:
-    """Return the description of a file; raise `QuarantineError` with the reason of the first failed check.
+    """Return the description of a file; raise `UnusableData` with the reason of the first failed check.
 
     expected  the SHA-256 that was announced for the file, if one was
     """
     digest = sha256(data).hexdigest()
     if expected is not None and digest != expected.lower():
-        raise QuarantineError(
+        raise UnusableData(
             names.CHECKSUM_MISMATCH,
             f"the bytes have SHA-256 {digest[:12]}…, and {expected[:12]}… was announced",
         )
@@ -101,8 +105,8 @@ def _open_fits(fits: Any, data: bytes) -> Any:
         raise _unreadable_error(error) from error
 
 
-def _unreadable_error(error: object) -> QuarantineError:
-    return QuarantineError(names.FITS_UNREADABLE, f"it cannot be read as FITS: {str(error).splitlines()[0]}")
+def _unreadable_error(error: object) -> UnusableData:
+    return UnusableData(names.FITS_UNREADABLE, f"it cannot be read as FITS: {str(error).splitlines()[0]}")
 
 
 def _check_complete(file: Any, data: bytes) -> None:
@@ -114,7 +118,7 @@ def _check_complete(file: Any, data: bytes) -> None:
             if ends > len(data):
                 raise _unreadable_error(f"it ends after {len(data)} bytes, and should have {ends}")
             _ = hdu.data  # astropy decodes the data on first access only
-    except QuarantineError:
+    except UnusableData:
         raise
     except Exception as error:
         raise _unreadable_error(error) from error
@@ -125,7 +129,7 @@ def _check_checksums(file: Any) -> None:
     for number, hdu in enumerate(file):
         # astropy returns 0 for a wrong checksum, 1 for a right one and 2 for none.
         if 0 in (hdu.verify_checksum(), hdu.verify_datasum()):
-            raise QuarantineError(
+            raise UnusableData(
                 names.FITS_CHECKSUM_MISMATCH, f"HDU {number} ({hdu.name}) does not fit its own checksum"
             )
 
@@ -138,7 +142,7 @@ def _read_spectrum(file: Any, numpy: Any) -> tuple[str, Any, Any]:
             if spectrum is not None:
                 return profile, *spectrum
     kinds = ", ".join(type(hdu).__name__ for hdu in file)
-    raise QuarantineError(
+    raise UnusableData(
         names.UNKNOWN_FITS_PROFILE, f"the file has none of the known layouts ({', '.join(PROFILES)}): {kinds}"
     )
 
@@ -185,7 +189,7 @@ def _check_domain(numpy: Any, waves: Any, flux: Any) -> tuple[float, float]:
     """Return the first and last wavelength of a plausible spectrum; refuse any other."""
     for failed, reason, text in _domain_checks(numpy, waves, flux):
         if failed:
-            raise QuarantineError(reason, text)
+            raise UnusableData(reason, text)
     return round(float(waves[0]), 6), round(float(waves[-1]), 6)
 
 
@@ -210,3 +214,38 @@ def _domain_checks(numpy: Any, waves: Any, flux: Any) -> Iterator[tuple[bool, st
     large = float(numpy.max(numpy.abs(flux)))
     is_implausible = large == 0.0 or large > MAX_FLUX
     yield is_implausible, names.FLUX_OUT_OF_RANGE, f"the largest flux is {large:g}, which is not plausible"
+
+
+#: The largest file to fetch, the size of one read, and the longest silence of a provider.
+MAX_BYTES, CHUNK, READ_TIMEOUT_S = 256 * 2**20, 2**16, 60.0
+HEADERS = {"User-Agent": "oncemore nova-cat", "Accept": "application/fits, */*"}
+
+
+def download(locator: str, silence_s: float = READ_TIMEOUT_S) -> bytes:
+    """Return the bytes behind an http or https address, within the time that is left for the attempt.
+
+    silence_s  how long the provider may send nothing
+    Raises `InvalidInput` for more than `MAX_BYTES` bytes and `IncompleteRead` for a body that was cut.
+    """
+    remaining_s = time_remaining()
+    timeout_s = silence_s if remaining_s is None else max(0.001, min(remaining_s, silence_s))
+    try:
+        with urlopen(Request(locator, headers=HEADERS), timeout=timeout_s) as response:  # noqa: S310 - http(s) only
+            return _read_body(response)
+    except HTTPError as error:
+        error.close()  # the error outlives the call in logs and records, and would keep the connection open
+        raise
+
+
+def _read_body(response: Any) -> bytes:
+    """Return the whole body of a response; refuse one that is cut or too large."""
+    parts, size = [], 0
+    while part := response.read(CHUNK):
+        parts.append(part)
+        size += len(part)
+        if size > MAX_BYTES:
+            raise InvalidInput(names.INVALID_FIELD, f"locator has more than {MAX_BYTES} bytes")
+    # `length` counts the announced bytes that have not arrived; `read` in parts does not check it.
+    if response.length:
+        raise IncompleteRead(b"", response.length)
+    return b"".join(parts)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from oncemore.classifiers.classify import register_table
-from oncemore.errors import NeedsReview, PermanentError, TransientError, UsageError
+from oncemore.errors import UsageError
 from oncemore.policy.model import Failure
 from oncemore.profiles.nova_cat import names
+from oncemore.stepfunctions.task import QuarantineError, TerminalError
 
 if TYPE_CHECKING:
     from oncemore.classifiers.classify import Classification
@@ -23,30 +24,24 @@ SCHEMES = ("http://", "https://")
 MAX_TEXT_LENGTH = 2000
 
 
-class RetryableError(TransientError):
-    """The failure may pass: the step is tried again."""
-
-
-class TerminalError(PermanentError):
-    """The failure does not pass and needs no review; `code` is one of `names.TERMINAL_REASONS`."""
+class InvalidInput(TerminalError):
+    """The input is wrong and does not get better; `code` is one of `names.TERMINAL_REASONS`."""
 
     def __init__(self, code: str, message: str = "") -> None:
-        if code not in names.TERMINAL_REASONS:
-            raise UsageError(f"code is {code!r}; the reasons are {', '.join(names.TERMINAL_REASONS)}")
-        super().__init__(message or code)
-        self.code = code
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.code, self.args[0])
+        super().__init__(_check_reason(code, names.TERMINAL_REASONS), message)
 
 
-class QuarantineError(NeedsReview):
-    """An operator has to review the failure first; `code` is one of `names.QUARANTINE_REASONS`."""
+class UnusableData(QuarantineError):
+    """An operator has to review the data first; `code` is one of `names.QUARANTINE_REASONS`."""
 
     def __init__(self, code: str, message: str = "") -> None:
-        if code not in names.QUARANTINE_REASONS:
-            raise UsageError(f"code is {code!r}; the reasons are {', '.join(names.QUARANTINE_REASONS)}")
-        super().__init__(code, message)
+        super().__init__(_check_reason(code, names.QUARANTINE_REASONS), message)
+
+
+def _check_reason(code: str, reasons: tuple[str, ...]) -> str:
+    if code not in reasons:
+        raise UsageError(f"code is {code!r}; the reasons are {', '.join(reasons)}")
+    return code
 
 
 def _classify_terminal(error: BaseException, _look: Classification, rule: str) -> Failure:
@@ -78,7 +73,7 @@ def check_version(request: Mapping[str, Any]) -> None:
     """Refuse an input with an unknown schema version."""
     version = request.get("schema_version")
     if version not in SCHEMA_VERSIONS:
-        raise TerminalError(
+        raise InvalidInput(
             names.UNSUPPORTED_SCHEMA_VERSION,
             f"schema_version is {version!r:.40}; {', '.join(SCHEMA_VERSIONS)} is supported",
         )
@@ -88,7 +83,7 @@ def check_uuids(request: Mapping[str, Any], *fields: str) -> None:
     """Refuse an input in which one of the fields is not a UUID."""
     for field in fields:
         if not is_uuid(request.get(field)):
-            raise TerminalError(names.INVALID_UUID, f"{field} is {request.get(field)!r:.60}; it takes a UUID")
+            raise InvalidInput(names.INVALID_UUID, f"{field} is {request.get(field)!r:.60}; it takes a UUID")
 
 
 def check_text(request: Mapping[str, Any], *fields: str) -> None:
@@ -96,7 +91,7 @@ def check_text(request: Mapping[str, Any], *fields: str) -> None:
     for field in fields:
         value = request.get(field)
         if not isinstance(value, str) or not 1 <= len(value) <= MAX_TEXT_LENGTH:
-            raise TerminalError(
+            raise InvalidInput(
                 names.INVALID_FIELD,
                 f"{field} is {value!r:.60}; it takes a text of 1 to {MAX_TEXT_LENGTH} characters",
             )
@@ -109,12 +104,12 @@ def check_product(product: Mapping[str, Any]) -> None:
     check_text(product, "provider", "locator", "provenance")
     # urllib would also open file: and ftp: addresses.
     if not product["locator"].lower().startswith(SCHEMES):
-        raise TerminalError(
+        raise InvalidInput(
             names.INVALID_FIELD, f"locator is {product['locator']!r:.80}; it takes an http or https address"
         )
     digest = product.get("sha256")
     if digest is not None and not _is_digest(digest):
-        raise TerminalError(names.INVALID_FIELD, f"sha256 is {digest!r:.80}; it takes 64 hex digits")
+        raise InvalidInput(names.INVALID_FIELD, f"sha256 is {digest!r:.80}; it takes 64 hex digits")
 
 
 def _is_digest(text: object) -> bool:
@@ -124,16 +119,16 @@ def _is_digest(text: object) -> bool:
 def check_record(provider: str, record: Any) -> dict[str, Any]:
     """Return a provider's record of a product with its known fields; quarantine a malformed one."""
     if not isinstance(record, dict):
-        raise QuarantineError(names.MALFORMED_PROVIDER_RECORD, f"{provider}: {record!r:.80} is not a record")
+        raise UnusableData(names.MALFORMED_PROVIDER_RECORD, f"{provider}: {record!r:.80} is not a record")
     for field in ("native_id", "locator", "provenance"):
         value = record.get(field)
         if not isinstance(value, str) or not 1 <= len(value) <= MAX_TEXT_LENGTH:
-            raise QuarantineError(
+            raise UnusableData(
                 names.MALFORMED_PROVIDER_RECORD, f"{provider}: a record has {field} {value!r:.60}"
             )
     digest = record.get("sha256")
     if digest is not None and not _is_digest(digest):
-        raise QuarantineError(
+        raise UnusableData(
             names.MALFORMED_PROVIDER_RECORD, f"{provider}: {record['native_id']} has sha256 {digest!r:.60}"
         )
     # Unknown fields are dropped: they would make records of one product differ.

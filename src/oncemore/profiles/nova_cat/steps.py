@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore.limits.cooldown_rules import Cooldown
 from oncemore.profiles.nova_cat import events, names
-from oncemore.profiles.nova_cat.input import MAX_TEXT_LENGTH, QuarantineError, TerminalError, check_product
+from oncemore.profiles.nova_cat.input import MAX_TEXT_LENGTH, InvalidInput, UnusableData, check_product
 from oncemore.steps.decorator import Step, step
 from oncemore.steps.options import StepOptions
 
@@ -55,7 +55,7 @@ def _product_id(fields: tuple[Any, ...]) -> str | None:
     """
     try:
         check_product(dict(zip(PRODUCT_FIELDS, fields, strict=True)))
-    except TerminalError:
+    except InvalidInput:
         return None
     return str(fields[0]).lower()
 
@@ -81,17 +81,17 @@ def check_resolved(reference_id: str, resolved: Any) -> dict[str, Any]:
     """Return the record of a reference; refuse several candidates, and objects other than classical novae."""
     candidates = list(resolved) if isinstance(resolved, list | tuple) else [resolved]
     if len(candidates) != 1:
-        raise QuarantineError(
+        raise UnusableData(
             names.AMBIGUOUS_NAME,
             f"{reference_id} resolves to {len(candidates)} objects; an operator has to choose one",
         )
     if not isinstance(candidates[0], dict):
-        raise QuarantineError(
+        raise UnusableData(
             names.MALFORMED_PROVIDER_RECORD, f"{reference_id} is {candidates[0]!r:.60}, which is not a record"
         )
     kind = candidates[0].get("object_type", "classical nova")
     if kind != "classical nova":
-        raise TerminalError(names.NOT_A_CLASSICAL_NOVA, f"{reference_id} is about a {kind!s:.60}")
+        raise InvalidInput(names.NOT_A_CLASSICAL_NOVA, f"{reference_id} is about a {kind!s:.60}")
     return candidates[0]
 
 
@@ -100,7 +100,7 @@ def check_consistent(provider: str, records: list[dict[str, Any]]) -> None:
     record_by_id: dict[str, Any] = {}
     for record in records:
         if record_by_id.setdefault(record["native_id"], record) != record:
-            raise QuarantineError(
+            raise UnusableData(
                 names.MALFORMED_PROVIDER_RECORD,
                 f"{provider} has two different records of {record['native_id']}",
             )

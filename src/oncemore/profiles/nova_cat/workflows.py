@@ -11,12 +11,12 @@ from oncemore.errors import UsageError
 from oncemore.open_engine import find_engine
 from oncemore.policy import files
 from oncemore.profiles.nova_cat import events, names
-from oncemore.profiles.nova_cat.fetch import download
-from oncemore.profiles.nova_cat.fits import import_readers, validate
+from oncemore.profiles.nova_cat.events import log_failures, log_note
+from oncemore.profiles.nova_cat.fits import download, import_readers, validate
 from oncemore.profiles.nova_cat.input import (
     MAX_TEXT_LENGTH,
-    QuarantineError,
-    TerminalError,
+    InvalidInput,
+    UnusableData,
     check_mapping,
     check_product,
     check_record,
@@ -24,7 +24,6 @@ from oncemore.profiles.nova_cat.input import (
     check_version,
     is_uuid,
 )
-from oncemore.profiles.nova_cat.log import log_failures, log_note
 from oncemore.profiles.nova_cat.steps import (
     PRODUCT_FIELDS,
     build_validation_result,
@@ -256,7 +255,7 @@ class NovaCat:
             check_version(request)
             check_uuids(request, "nova_id")
             if provider not in self._providers:
-                raise TerminalError(
+                raise InvalidInput(
                     names.INVALID_FIELD,
                     f"provider is {provider!r:.60}, which NovaCat(providers=…) does not have",
                 )
@@ -294,7 +293,7 @@ class NovaCat:
             data = self._fetch(locator)
             try:
                 spectrum = validate(data, sha256)
-            except QuarantineError:
+            except UnusableData:
                 # The bytes that failed the check are the evidence for the review.
                 current().leave(data, name="spectrum.fits", media_type="application/fits")
                 raise
@@ -323,7 +322,7 @@ def _refused_item(request: Mapping[str, Any]) -> tuple[None, ...]:
     try:
         check_version(request)
         check_uuids(request, "nova_id")
-    except TerminalError:
+    except InvalidInput:
         return (None,)
     return ()
 
