@@ -49,9 +49,6 @@ TOO_LONG = frozenset(
         "src/oncemore/steps/options.py",
         "src/oncemore/steps/prepare.py",
         "src/oncemore/steps/run.py",
-        "src/oncemore/workers/map.py",
-        "src/oncemore/workers/worker.py",
-        "src/oncemore/workers/worker.py:WorkerCore",
     )
 )
 

@@ -85,7 +85,7 @@ if TYPE_CHECKING:
     from oncemore.steps.run import Run
     from oncemore.steps.secret import Secret
     from oncemore.workers.job_run import JobRun
-    from oncemore.workers.service import Worker
+    from oncemore.workers.worker import Worker
 
 _HOMES = {
     "oncemore.artifacts.artifact": "Artifact",
@@ -117,7 +117,7 @@ _HOMES = {
     "oncemore.steps.run": "Run",
     "oncemore.steps.secret": "Secret",
     "oncemore.workers.job_run": "JobRun",
-    "oncemore.workers.service": "Worker",
+    "oncemore.workers.worker": "Worker",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 

@@ -9,7 +9,7 @@ import pytest
 import oncemore
 from oncemore.errors import NotPermitted, RetriesExhausted, StaleDecision, TransientError, UsageError
 from oncemore.log.entry_codec import decode_body, decode_header
-from oncemore.workers.service import Worker
+from oncemore.workers.worker import Worker
 
 if TYPE_CHECKING:
     from oncemore.steps.engine import Engine

@@ -174,7 +174,7 @@ def test_switches_of_steps_and_tenants_and_what_makes_no_sense(bucket: Bucket, t
         for odd in ("a tenantü.", ".dots..and..more"):
             with pytest.raises(NotPermitted, match="tenant:"):
                 intent("b", odd)
-        from oncemore.workers.service import Worker
+        from oncemore.workers.worker import Worker
 
         bucket.put(all_execution="on")
         assert Worker(engine, [intent], poll_s=0.05).run_until_idle().done == 0

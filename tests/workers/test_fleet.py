@@ -27,8 +27,8 @@ from oncemore.cli.health_server import (
     serve_health,
 )
 from oncemore.errors import StoreError
-from oncemore.workers.service import Worked
 from oncemore.workers.worker import WorkerHealth
+from oncemore.workers.worker_report import Worked
 from tests.servers import nats, postgres
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def test_an_old_worker_leaves_what_it_does_not_know_and_a_new_one_does_it(store:
         new[1].submit(3)
         old[0].submit(4)
         first = oncemore.Worker(engine, old)
-        assert first.unknown() == {"refund": 1}
+        assert first.unknown_steps() == {"refund": 1}
         worked = first.run_until_idle()
         assert worked.refused >= 1, "it took what does not fit"
         assert worked.failed == 0, "a version that does not know it must not fail it"

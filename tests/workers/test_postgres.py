@@ -6,17 +6,17 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from oncemore.steps.driver import _BLOCKING, _IMMEDIATE
 
 import oncemore
 from oncemore.log.head_access import load_head
 from oncemore.log.postgres.store import PostgresStore
 from oncemore.log.store import HeadQuery
-from oncemore.steps.driver import _BLOCKING, _IMMEDIATE
 from oncemore.steps.engine import Engine
-from oncemore.steps.ops import RunAttempt
 from oncemore.steps.history import verify_chain
-from oncemore.workers import worker as workers
-from oncemore.workers.service import Worked
+from oncemore.steps.ops import RunAttempt
+from oncemore.workers.takeover import FAR_FUTURE
+from oncemore.workers.worker_report import Worked
 from tests.servers import postgres
 from tests.workers.test_scale import park
 
@@ -115,7 +115,7 @@ def test_the_plan_of_a_look_uses_the_index(url: str) -> None:
             return real(sql, values)
 
         store.query_rows = explained
-        found = list(store.list_heads(HeadQuery("run", step="few", due_by=workers.FAR_FUTURE, limit=16)))
+        found = list(store.list_heads(HeadQuery("run", step="few", due_by=FAR_FUTURE, limit=16)))
         store.query_rows = real
     assert len(found) == 16
     plan = "\n".join(seen)

@@ -11,8 +11,8 @@ import oncemore
 from oncemore.log.memory import MemoryStore
 from oncemore.log.store import HeadQuery
 from oncemore.steps.lease import WorkerIdentity
-from oncemore.workers.service import Worked
 from oncemore.workers.takeover import COUNT_JITTER, MAX_COUNT_AGE_S, SWEEP_S, WorkerSweep
+from oncemore.workers.worker_report import Worked
 from tests.workers.dying import begin_and_fall_silent
 
 if TYPE_CHECKING:

@@ -21,9 +21,10 @@ from oncemore.log.store import Batch, HeadQuery
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import Policy
 from oncemore.steps.history import verify_chain
-from oncemore.workers import worker as workers
-from oncemore.workers.service import Worked
-from oncemore.workers.takeover import append_state
+from oncemore.workers import poll
+from oncemore.workers.takeover import FAR_FUTURE, append_state
+from oncemore.workers.turns import RunTurn
+from oncemore.workers.worker_report import Worked
 from tests.workers.dying import begin_and_fall_silent
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def test_a_step_with_very_many_runs_does_not_keep_another_waiting(
 def test_steps_take_turns_also_from_one_look_to_the_next(
     engine: oncemore.Engine, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "MAX_LIST_AGE_S", -1.0)  # every turn looks anew
+    monkeypatch.setattr(poll, "MAX_LIST_AGE_S", -1.0)  # every turn looks anew
     steps = [step(name) for name in "abc"]
     for one in steps:
         for n in range(4):
@@ -98,7 +99,7 @@ def test_steps_take_turns_also_from_one_look_to_the_next(
 def test_what_becomes_due_while_it_works_is_taken_by_its_priority(
     engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "MAX_LIST_AGE_S", -1.0)
+    monkeypatch.setattr(poll, "MAX_LIST_AGE_S", -1.0)
     urgent = step("urgent", priority="P0")
 
     def first(x: int) -> int:
@@ -204,9 +205,9 @@ def test_a_worker_rests_neither_beside_what_has_just_ended_nor_while_the_store_f
     engine: oncemore.Engine,
 ) -> None:
     worker = oncemore.Worker(engine, [step("a")], poll_s=0.05)
-    worker._active_at_refresh = frozenset({"run/ended"})
+    worker._due_runs._active = frozenset({"run/ended"})
     assert worker._wait_for_work(7) is None, "it may be due again: it looks at once"
-    worker._active_at_refresh, worker._has_store_trouble = frozenset(), True
+    worker._due_runs._active, worker._has_store_trouble = frozenset(), True
     began = time.monotonic()
     worker._wait_for_work(7)
     assert time.monotonic() - began >= 0.05, "the store is left alone for as long as it would rest"
@@ -284,7 +285,7 @@ def test_what_cannot_go_on_here_does_not_hide_what_can(
     engine: oncemore.Engine, clock: FakeClock, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(workers, "MAX_REFUSED", 45)
+    monkeypatch.setattr(poll, "MAX_REFUSED", 45)
     old = oncemore.step(effect="idempotent", name="moved")(lambda x, gone: x)
     for n in range(40):
         old.submit(n, gone=1)
@@ -318,7 +319,7 @@ def test_steps_that_no_worker_knows_stay_and_are_counted(engine: oncemore.Engine
         other.submit(n)
     other.submit(4, at=timedelta(hours=1))
     worker = alone(engine, known)
-    assert worker.unknown() == {"other": 3}
+    assert worker.unknown_steps() == {"other": 3}
     assert worker.run_until_idle().done == 1
     assert other.last_run(0).status == "PENDING"
 
@@ -384,10 +385,10 @@ def test_what_ends_while_a_worker_looks_is_not_taken_as_it_was_before(
         return iter(found)
 
     monkeypatch.setattr(engine.store, "list_heads", slow)
-    worker._refresh_turns()
-    assert worker._turns == []
-    worker._refresh_turns()
-    assert [turn.entity for turn in worker._turns] == [entity]
+    worker._list_turns()
+    assert worker._due_runs.turns == []
+    worker._list_turns()
+    assert [turn.entity for turn in worker._due_runs.turns] == [entity]
 
 
 def test_what_ends_beside_a_full_worker_does_not_make_it_think_that_nothing_is_left(
@@ -416,15 +417,15 @@ def test_a_run_that_somebody_else_did_meanwhile_is_not_counted(
     one.submit(1)
     one.submit(2)
     worker = alone(engine, one)
-    worker._refresh_turns()
+    worker._list_turns()
     one(1)
-    worker._refreshed_at = time.monotonic() + 60
+    worker._due_runs.listed_at = time.monotonic() + 60
     assert worker._take_turn() is not None
     worker = alone(engine, one)
-    monkeypatch.setattr(worker, "_refresh_turns", lambda: None)
-    worker._turns = [workers.RunTurn("P1", 0.0, "one", f"run/{one.key(n)}") for n in (1, 2)]
+    monkeypatch.setattr(worker, "_list_turns", lambda: None)
+    worker._due_runs.turns = [RunTurn("P1", 0.0, "one", f"run/{one.key(n)}") for n in (1, 2)]
     assert worker.run_until_idle() == Worked(done=1)
-    assert worker._contention, "it has met another, and takes runs out of their order for a while"
+    assert worker._due_runs.contention, "it has met another, and takes runs out of their order for a while"
     monkeypatch.undo()
     for n in range(30):
         one.submit(10 + n)
@@ -498,7 +499,7 @@ def test_what_a_dead_worker_had_is_taken_over_and_the_dead_is_marked(tmp_path: P
         assert {job.job_id: job.state for job in engine.jobs()} == {lives: "RUNNING", lost: "LOST"}
         assert alone(engine, other).run_until_idle() == Worked(done=1)
         worker.run_until_idle()
-        assert worker._sweep._checked_workers, "the other is not looked for again at once"
+        assert worker._due_runs.sweep._checked_workers, "the other is not looked for again at once"
         alive.close()
         verify_chain(engine.store.read_entries())
 
@@ -523,7 +524,7 @@ def test_a_worker_that_ends_in_order_leaves_nothing_to_look_for(tmp_path: Path) 
     with oncemore.open(tmp_path / "log.db"):
         one(1)
     with oncemore.open(tmp_path / "log.db") as engine:
-        assert list(engine.store.list_heads(HeadQuery("worker", due_by=workers.FAR_FUTURE))) == []
+        assert list(engine.store.list_heads(HeadQuery("worker", due_by=FAR_FUTURE))) == []
         assert _states(engine) == ["ENDED"]
 
 
@@ -688,9 +689,9 @@ def test_a_run_that_is_under_way_here_is_not_taken_again(engine: oncemore.Engine
     one = step("one")
     keys = [f"run/{one.submit(n).key}" for n in range(2)]
     worker = alone(engine, one)
-    worker._refresh_turns()
-    worker._refreshed_at = time.monotonic()
-    worker._active_runs[worker._turns[0].entity] = "one"
+    worker._list_turns()
+    worker._due_runs.listed_at = time.monotonic()
+    worker._active_runs[worker._due_runs.turns[0].entity] = "one"
     turn = worker._take_turn()
     assert turn is not None
     assert {turn.entity, *worker._active_runs} == set(keys)
@@ -752,7 +753,7 @@ def test_runs_of_a_step_that_got_another_name_are_done_under_it(engine: oncemore
     old = step("old")
     run = old.submit(1)
     new = step("new", aliases="old")
-    assert alone(engine, new).unknown() == {}
+    assert alone(engine, new).unknown_steps() == {}
     assert alone(engine, new).run_until_idle() == Worked(done=1)
     assert run.wait(5).value == 1
 

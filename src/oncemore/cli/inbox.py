@@ -64,7 +64,7 @@ def inbox(
     from oncemore.inbox import inbox_from_url
     from oncemore.queries.stores import open_or_create
     from oncemore.steps.engine import log
-    from oncemore.workers.service import find_steps
+    from oncemore.workers.find_steps import find_steps
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     if ":" not in step:

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from oncemore.workers.service import Worker
+    from oncemore.workers.worker import Worker
     from oncemore.workers.worker_report import Leftover, Worked
 
 EXAMPLES = """
@@ -88,7 +88,8 @@ def worker(
 
     from oncemore.cli.health_server import parse_listen_address, serve_health
     from oncemore.queries.stores import open_or_create
-    from oncemore.workers.service import Worker, find_steps
+    from oncemore.workers.find_steps import find_steps
+    from oncemore.workers.worker import Worker
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     selected = _select_steps(find_steps(modules), steps)
@@ -125,7 +126,7 @@ def _log_start(worker: Worker, subject: str) -> None:
     from oncemore.steps.engine import log
 
     log.info("oncemore: worker started for %s", subject)
-    for name, count in worker.unknown().items():
+    for name, count in worker.unknown_steps().items():
         log.warning("oncemore: %d due runs of %s stay: this worker does not have that step", count, name)
 
 

@@ -15,7 +15,7 @@ from oncemore.steps.ops import ReconcileAnswer
 from oncemore.steps.options import NO_EFFECT, StepOptions
 from oncemore.steps.recorded_policies import plan_of_run
 from oncemore.steps.step import OUTCOME_ERRORS, StepCalls, compute_deadlines, has_ended
-from oncemore.workers.worker import KnownStep
+from oncemore.workers.poll import KnownStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

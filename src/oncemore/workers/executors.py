@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from concurrent.futures import Future
 
-    from oncemore.workers.map import LiveItemNotes
+    from oncemore.workers.item_result import LiveItemNotes
     from oncemore.workers.map_items import MapItem
 
     Waits = Generator[Future[Any] | float, None, None]

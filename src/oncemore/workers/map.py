@@ -12,13 +12,11 @@ import sys
 import threading
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 from oncemore import clock as clocks
 from oncemore._ids import new_uuid7
-from oncemore.errors import (
-    StoreError,
-)
+from oncemore.errors import StoreError
 from oncemore.limits.breaker import CIRCUIT_OPEN
 from oncemore.limits.cooldown_rules import ResourceRecord
 from oncemore.log.entry_codec import decode_head
@@ -27,7 +25,7 @@ from oncemore.log.interrupt_shield import InterruptShield
 from oncemore.log.record import NOWHERE, JobRecord, RecordChange
 from oncemore.log.store import Batch, Stored
 from oncemore.steps.context import CONTEXT
-from oncemore.workers.item_result import ItemNotes, ItemResult, build_error_result
+from oncemore.workers.item_result import ItemResult, LiveItemNotes, build_error_result
 from oncemore.workers.job_run import ITEM_OUTCOMES, THROTTLED, JobItem, JobRun, ProviderSummary
 from oncemore.workers.map_items import ItemQueue
 
@@ -36,8 +34,9 @@ if TYPE_CHECKING:
 
     from oncemore.policy.model import Failure
     from oncemore.steps.engine import Engine
+    from oncemore.workers.item_result import ItemCaller
+    from oncemore.workers.job_run import ProgressBar
     from oncemore.workers.map_items import MapItem
-    from oncemore.workers.progress import ProgressBar
 
 #: How many items the record of a job lists; the `JobRun` that `map` returns has all of them.
 MAX_RECORDED_ITEMS = 1000
@@ -47,64 +46,6 @@ MAX_SLEEP_S, POLL_S, TASK_POLL_S = 0.5, 0.2, 0.01
 PERMIT_WAIT_S = 0.1
 #: How long an interrupted job waits for its active attempts.
 GRACE_S = 10.0
-
-
-class ItemCaller(NamedTuple):
-    """How a job calls its step.
-
-    run_attempt  runs one attempt of an item and fills its notes; returns an awaitable if `is_async`
-    decode       decodes a stored result
-    place        the executor that runs the attempts; None if the lanes run them
-    """
-
-    run_attempt: Callable[[MapItem, LiveItemNotes], Any]
-    is_async: bool
-    decode: Callable[[Any], Any]
-    place: AttemptPlace | None = None
-
-
-class AttemptPlace(Protocol):
-    """Interface to an executor that runs attempts outside of the lanes."""
-
-    def check_ready(self, job_id: str) -> None:
-        """Check that attempts can run there, before the first one; raise the reason if they cannot."""
-
-    def check_ready_async(self, job_id: str) -> Awaitable[None]:
-        """Check the executor as `check_ready` does, awaiting it."""
-
-    def release_resources(self) -> None:
-        """Release the resources created for this job."""
-
-
-class LiveItemNotes(ItemNotes):
-    """Notes of an attempt that report each failure to the job at once.
-
-    item_result  the result of the item, if an executor reported it
-    """
-
-    def __init__(self, job: MapJob, item: MapItem) -> None:
-        super().__init__()
-        self.item_result: ItemResult | None = None
-        self._job, self._item, self._began = job, item, job.engine.now()
-
-    @property
-    def job_id(self) -> str:
-        """The id of the item's job."""
-        return self._job.job_id
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether the job was stopped."""
-        return self._job.is_stopped
-
-    def record_failure(self, error: dict[str, Any], failure: Failure) -> None:
-        """Count a failed attempt; throttling lowers the concurrency limit of the provider."""
-        super().record_failure(error, failure)
-        self._job.record_failure(self._item, self._began, error, failure)
-
-    def stop_job(self, error: BaseException) -> None:
-        """Stop the job because of an error that every other item would have as well."""
-        self._job.stop_job(error)
 
 
 class MapJob:

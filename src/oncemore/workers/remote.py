@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from oncemore.policy.model import Failure
     from oncemore.steps.engine import Engine
-    from oncemore.workers.map import LiveItemNotes
+    from oncemore.workers.item_result import LiveItemNotes
 
 #: How many jobs a process remembers as present in its store.
 MAX_KNOWN_JOBS = 256
