@@ -155,7 +155,7 @@ def approve(stage: Stage) -> None:
     """Approve what waits, as `engine.approvals` does it: with the run, or not at all."""
     seen = stage.seen()
     assert seen.body is not None
-    told = seen.body["wanted"]
+    told = seen.body["requested"]
     made = Approval(
         "GRANTED",
         told["run_entity"],

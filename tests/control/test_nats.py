@@ -197,7 +197,7 @@ async def test_an_approval_in_a_bucket_counts_for_what_it_was_given_for(
         assert run is not None
         from oncemore.log.head_access import load_head
 
-        wanted = (load_head(engine.store, f"run/{run.key}").body or {})["wanted"]
+        wanted = (load_head(engine.store, f"run/{run.key}").body or {})["requested"]
         attempt = wanted.pop("attempt")
         told = {
             **wanted,

@@ -28,7 +28,7 @@ from oncemore.cli.health_server import (
 )
 from oncemore.errors import StoreError
 from oncemore.workers.worker import WorkerHealth
-from oncemore.workers.worker_report import Worked
+from oncemore.workers.worker_report import WorkerStats
 from tests.servers import nats, postgres
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def test_an_old_worker_leaves_what_it_does_not_know_and_a_new_one_does_it(store:
         assert new[0].last_run(2, "NOK").value == "2 NOK"
         assert new[1].last_run(3).value == 3
         assert {run.status for run in (new[0].last_run(1), old[0].last_run(4))} == {"COMPLETE"}
-        assert oncemore.Worker(engine, [*new]).run_until_idle() == Worked()
+        assert oncemore.Worker(engine, [*new]).run_until_idle() == WorkerStats()
 
 
 # Probes
@@ -132,7 +132,7 @@ def test_probes_follow_a_worker_from_its_start_to_its_end(store: str) -> None:
                 until(lambda: asked(port, "/healthz")[1]["under_way"] == 0)
                 assert asked(port, "/healthz") == (
                     200,
-                    {"status": "ok", "under_way": 0, **Worked(done=1)._asdict()},
+                    {"status": "ok", "under_way": 0, **WorkerStats(done=1)._asdict()},
                 )
                 worker.stop()
                 until(lambda: asked(port, "/readyz")[0] == 503)

@@ -16,7 +16,7 @@ from oncemore.steps.engine import Engine
 from oncemore.steps.history import verify_chain
 from oncemore.steps.ops import RunAttempt
 from oncemore.workers.takeover import FAR_FUTURE
-from oncemore.workers.worker_report import Worked
+from oncemore.workers.worker_report import WorkerStats
 from tests.servers import postgres
 from tests.workers.test_scale import park
 
@@ -94,9 +94,9 @@ def test_what_a_silent_worker_had_is_taken_over_when_its_lease_is_over_and_not_b
         assert silent.leases.heartbeat is not None
         silent.leases.heartbeat.stop_heartbeat()
         clock.advance(silent.lease_s - 10.0)
-        assert oncemore.Worker(other, [one]).run_until_idle() == Worked()
+        assert oncemore.Worker(other, [one]).run_until_idle() == WorkerStats()
         clock.advance(20.0)
-        assert oncemore.Worker(other, [one]).run_until_idle() == Worked(done=1)
+        assert oncemore.Worker(other, [one]).run_until_idle() == WorkerStats(done=1)
         script.close()
     silent.close()
 

@@ -24,7 +24,7 @@ from oncemore.steps.history import verify_chain
 from oncemore.workers import poll
 from oncemore.workers.takeover import FAR_FUTURE, append_state
 from oncemore.workers.turns import RunTurn
-from oncemore.workers.worker_report import Worked
+from oncemore.workers.worker_report import WorkerStats
 from tests.workers.dying import begin_and_fall_silent
 
 if TYPE_CHECKING:
@@ -228,9 +228,9 @@ def test_what_fails_is_tried_again_when_it_is_due_and_holds_no_thread_meanwhile(
 
     run = flaky.submit(1)
     worker = alone(engine, flaky)
-    assert worker.run_until_idle() == Worked(deferred=1)
+    assert worker.run_until_idle() == WorkerStats(deferred=1)
     clock.advance(5.0)
-    assert worker.run_until_idle() == Worked(done=1, deferred=1)
+    assert worker.run_until_idle() == WorkerStats(done=1, deferred=1)
     assert [attempt.outcome for attempt in run.wait(5).attempts] == ["SOFT_FAIL", "COMPLETE"]
     assert clock.delays == []
 
@@ -245,7 +245,7 @@ def test_a_parked_call_is_gone_on_with(engine: oncemore.Engine, clock: FakeClock
     with pytest.raises(oncemore.Deferred):
         throttled(1, [1, 2])
     clock.advance(130.0)
-    assert alone(engine, throttled).run_until_idle() == Worked(done=1)
+    assert alone(engine, throttled).run_until_idle() == WorkerStats(done=1)
     assert throttled(1, [1, 2]) == 1
 
 
@@ -275,7 +275,7 @@ def test_a_call_with_what_the_log_does_not_keep_is_left_to_its_caller(
     plain.submit(1)
     worker = alone(engine, secretive, plain)
     worker.run_until_idle()
-    assert worker.stats == Worked(done=1, refused=20)
+    assert worker.stats == WorkerStats(done=1, refused=20)
     assert "the log does not have token" in caplog.text
     assert worker.run_until_idle().refused == 20, "it is not tried over and over"
     assert secretive(3, oncemore.Secret("hidden-token")) == 3
@@ -294,7 +294,7 @@ def test_what_cannot_go_on_here_does_not_hide_what_can(
     new.submit(99)
     worker = alone(engine, new)
     worker.run_until_idle()
-    assert worker.stats == Worked(done=1, refused=40)
+    assert worker.stats == WorkerStats(done=1, refused=40)
     assert done == [("moved", 99)]
     for n in range(10):
         old.submit(100 + n, gone=1)
@@ -309,7 +309,7 @@ def test_arguments_that_were_pruned_cannot_be_gone_on_with(engine: oncemore.Engi
     one = step("one")
     run = one.submit(1)
     engine.store.prune_bodies({f"run/{run.key}": 2})
-    assert alone(engine, one).run_until_idle() == Worked(refused=1)
+    assert alone(engine, one).run_until_idle() == WorkerStats(refused=1)
 
 
 def test_steps_that_no_worker_knows_stay_and_are_counted(engine: oncemore.Engine) -> None:
@@ -348,7 +348,7 @@ def test_failures_and_unknown_outcomes_are_counted_and_told(
     for one in (pay, broken, odd, leaves):
         one.submit(1)
     worked = alone(engine, pay, broken, odd, leaves).run_until_idle()
-    assert worked == Worked(done=2, failed=1, held=1, deferred=1)
+    assert worked == WorkerStats(done=2, failed=1, held=1, deferred=1)
     assert "broken" in caplog.text
     assert "bad value" in caplog.text
     assert "pay" in caplog.text
@@ -424,7 +424,7 @@ def test_a_run_that_somebody_else_did_meanwhile_is_not_counted(
     worker = alone(engine, one)
     monkeypatch.setattr(worker, "_list_turns", lambda: None)
     worker._due_runs.turns = [RunTurn("P1", 0.0, "one", f"run/{one.key(n)}") for n in (1, 2)]
-    assert worker.run_until_idle() == Worked(done=1)
+    assert worker.run_until_idle() == WorkerStats(done=1)
     assert worker._due_runs.contention, "it has met another, and takes runs out of their order for a while"
     monkeypatch.undo()
     for n in range(30):
@@ -479,7 +479,7 @@ def test_what_a_dead_worker_had_is_taken_over_and_the_dead_is_marked(tmp_path: P
         other.submit(1)
         dead = _die(path, one, 1), _die(path, other, 1)
         worker = alone(engine, one)
-        assert worker.run_until_idle() == Worked(), "their leases last"
+        assert worker.run_until_idle() == WorkerStats(), "their leases last"
         assert one.last_run(1).status == "RUNNING"
         other.submit(2)
         alive = _die(path, other, 2)
@@ -490,14 +490,14 @@ def test_what_a_dead_worker_had_is_taken_over_and_the_dead_is_marked(tmp_path: P
                 me.quiet = True
             each.close()
         worker = alone(engine, one)
-        assert worker.run_until_idle() == Worked(done=1)
+        assert worker.run_until_idle() == WorkerStats(done=1)
         assert [attempt.reason for attempt in one.last_run(1).attempts] == ["lease_expired", ""]
         assert other.last_run(1).status == "RUNNING", "nobody here knows it"
         worker = alone(engine, one)
         worker.run_until_idle()
         assert _states(engine) == ["ALIVE", "ALIVE", "ALIVE", "GONE"]
         assert {job.job_id: job.state for job in engine.jobs()} == {lives: "RUNNING", lost: "LOST"}
-        assert alone(engine, other).run_until_idle() == Worked(done=1)
+        assert alone(engine, other).run_until_idle() == WorkerStats(done=1)
         worker.run_until_idle()
         assert worker._due_runs.sweep._checked_workers, "the other is not looked for again at once"
         alive.close()
@@ -513,9 +513,9 @@ def test_what_a_silent_worker_had_is_taken_over_when_its_lease_is_over(
         one.submit(1)
         silent = _die(path, one, 1)
         clock.advance(50.0)
-        assert alone(engine, one).run_until_idle() == Worked()
+        assert alone(engine, one).run_until_idle() == WorkerStats()
         clock.advance(20.0)
-        assert alone(engine, one).run_until_idle() == Worked(done=1)
+        assert alone(engine, one).run_until_idle() == WorkerStats(done=1)
         silent.close()
 
 
@@ -676,8 +676,8 @@ def test_a_worker_that_is_told_to_stop_before_it_has_begun_stops(engine: oncemor
     one.submit(1)
     worker = alone(engine, one, grace_s=5.0)
     worker.stop()
-    assert worker.run() == Worked()
-    assert worker.run_until_idle() == Worked(done=1), "that was for once"
+    assert worker.run() == WorkerStats()
+    assert worker.run_until_idle() == WorkerStats(done=1), "that was for once"
     began = time.monotonic()
     for _ in range(20):
         with alone(engine, one, grace_s=5.0):
@@ -730,7 +730,7 @@ def test_sealed_arguments_come_to_the_worker_and_jobs_are_read_again(tmp_path: P
     one = step("one")
     with oncemore.open(tmp_path / "log.db", codec=Cipher()) as engine:
         run = one.submit(1)
-        assert alone(engine, one).run_until_idle() == Worked(done=1)
+        assert alone(engine, one).run_until_idle() == WorkerStats(done=1)
         assert run.wait(5).value == 1
 
         @oncemore.step(effect="idempotent", name="flaky", policy=CALM)
@@ -743,7 +743,7 @@ def test_sealed_arguments_come_to_the_worker_and_jobs_are_read_again(tmp_path: P
         alone(engine, flaky).run_until_idle()
         with oncemore.testing.FakeClock() as clock:
             clock.advance(5.0)
-            assert alone(engine, flaky).run_until_idle() == Worked(done=1)
+            assert alone(engine, flaky).run_until_idle() == WorkerStats(done=1)
         job = one.map([2, 3])
         assert engine.jobs()[0].items == job.items
     assert b"canary" not in (tmp_path / "log.db").read_bytes()
@@ -754,7 +754,7 @@ def test_runs_of_a_step_that_got_another_name_are_done_under_it(engine: oncemore
     run = old.submit(1)
     new = step("new", aliases="old")
     assert alone(engine, new).unknown_steps() == {}
-    assert alone(engine, new).run_until_idle() == Worked(done=1)
+    assert alone(engine, new).run_until_idle() == WorkerStats(done=1)
     assert run.wait(5).value == 1
 
 
@@ -764,7 +764,7 @@ def test_what_needs_a_person_is_held_and_not_tried_over_and_over(engine: oncemor
         raise oncemore.NeedsReview("AMBIGUOUS_NAME", "two of them")
 
     doubtful.submit(1)
-    assert alone(engine, doubtful).run_until_idle() == Worked(held=1)
+    assert alone(engine, doubtful).run_until_idle() == WorkerStats(held=1)
     assert doubtful.map([1]).counts["held"] == 1
     with pytest.raises(oncemore.Quarantined, match=r"engine\.quarantine\.reject ends it"):
         doubtful.cancel(1, reason="no")

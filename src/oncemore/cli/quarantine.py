@@ -19,7 +19,7 @@ from oncemore.cli.output import OutputWriter
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, TypeVar
+    from typing import Any, Literal, TypeVar
 
     F = TypeVar("F", bound=Callable[..., Any])
 
@@ -101,7 +101,7 @@ def _decision_options(command: F) -> F:
 def list_(
     step: str | None,
     reason: str | None,
-    kind: str | None,
+    kind: Literal["run", "artifact", "event"] | None,
     since: str | None,
     store: str | None,
     only_ids: bool,

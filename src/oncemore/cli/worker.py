@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from oncemore.workers.worker import Worker
-    from oncemore.workers.worker_report import Leftover, Worked
+    from oncemore.workers.worker_report import Leftover, WorkerStats
 
 EXAMPLES = """
 oncemore worker shop.orders
@@ -178,7 +178,7 @@ def _run_worker(worker: Worker, wait_s: float | None, in_json: bool, subject: st
     return EXIT_WORK_LEFT if any(leftover.is_due for leftover in leftovers) else 0
 
 
-def _log_end(stats: Worked, leftovers: tuple[Leftover, ...]) -> None:
+def _log_end(stats: WorkerStats, leftovers: tuple[Leftover, ...]) -> None:
     """Log the number of runs by result, and the runs that are left with their reasons."""
     from oncemore.steps.engine import log
     from oncemore.workers.worker_report import summarize

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
-from oncemore.control.switches import grant_approval
+from oncemore.control.approvals import grant_approval
 from oncemore.errors import UsageError, warn_policy
 from oncemore.maintenance.import_keys import build_import, mark_keys_done
 from oncemore.open_engine import default_policy
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from os import PathLike
 
-    from oncemore.control.switches import ApprovalState
+    from oncemore.control.approvals import ApprovalState
     from oncemore.limits.breaker import BreakerCore
     from oncemore.limits.budget import TokenBucket
     from oncemore.limits.cooldown_rules import Cooldown

@@ -43,7 +43,7 @@ from oncemore.steps.perform import run_call, run_call_async
 from oncemore.workers import poll
 from oncemore.workers.find_steps import as_step
 from oncemore.workers.thread_pool import WorkerThreads
-from oncemore.workers.worker_report import Worked, count_unknown_runs, list_leftovers
+from oncemore.workers.worker_report import WorkerStats, count_unknown_runs, list_leftovers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -123,10 +123,10 @@ class Worker:
         self._store_read_at: float | None = None
 
     @property
-    def stats(self) -> Worked:
+    def stats(self) -> WorkerStats:
         """The counts of finished runs by outcome."""
         with self._changed:
-            return Worked(*(self._counts.get(name, 0) for name in Worked._fields))
+            return WorkerStats(*(self._counts.get(name, 0) for name in WorkerStats._fields))
 
     @property
     def active_keys(self) -> tuple[str, ...]:
@@ -141,11 +141,11 @@ class Worker:
         looped_at, read_at = self._looped_at, self._store_read_at
         return WorkerHealth(looped_at and now - looped_at, read_at and now - read_at, self._stopping)
 
-    def run(self) -> Worked:
+    def run(self) -> WorkerStats:
         """Work until `stop()`, also through store errors; then wait up to `grace_s` for active runs."""
         return self._run_loop(until_stopped=True)
 
-    def run_until_idle(self, wait_s: float = 0.0) -> Worked:
+    def run_until_idle(self, wait_s: float = 0.0) -> WorkerStats:
         """Run due work until no run is active and none is due within the next `wait_s` seconds."""
         _check_range("wait_s", wait_s, 0, 86_400)
         return self._run_loop(until_stopped=False, wait_s=wait_s)
@@ -190,7 +190,7 @@ class Worker:
 
     # The loop ---------------------------------------------------------------------------------------
 
-    def _run_loop(self, *, until_stopped: bool, wait_s: float = 0.0) -> Worked:
+    def _run_loop(self, *, until_stopped: bool, wait_s: float = 0.0) -> WorkerStats:
         # A copy of a store does not know the work that was done in the original since, and would repeat it.
         self._engine.copy_check.check_original()
         threads = WorkerThreads(self._concurrency)

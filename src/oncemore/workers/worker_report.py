@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MAX_COUNTED = 100_000
 
 
-class Worked(Value):
+class WorkerStats(Value):
     """Counts of a worker's runs by outcome.
 
     done      runs that the worker completed

@@ -18,7 +18,7 @@ from tests.artifacts.conftest import alter
 from tests.control.quarantine.world import Call, charge, die, doubtful, marks, processes
 
 if TYPE_CHECKING:
-    from oncemore.control.quarantine import QuarantineItem
+    from oncemore.control.quarantine_items import QuarantineItem
     from oncemore.steps.engine import Engine
     from oncemore.testing import FakeClock
 
