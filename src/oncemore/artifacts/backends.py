@@ -101,12 +101,14 @@ class ArtifactBackend(Protocol):
         """Return the logs that have artifacts here."""
 
 
-def compute_digest(file: BinaryIO) -> tuple[str, int]:
-    """Return the digest and the size of the rest of a file, in bounded memory."""
+def compute_digest(file: BinaryIO, copy: BinaryIO | None = None) -> tuple[str, int]:
+    """Return the digest and the size of the rest of a file, in bounded memory; write its bytes to `copy`."""
     hasher, size = sha256(), 0
     while data := file.read(CHUNK_BYTES):
         hasher.update(data)
         size += len(data)
+        if copy is not None:
+            copy.write(data)
     return hasher.hexdigest(), size
 
 
