@@ -95,7 +95,7 @@ def age(place: Any, digest: str, modified: float = LONG_AGO) -> None:
 
 def put(place: Any, digest: str, data: bytes, modified: float) -> None:
     if isinstance(place, FolderBackend):
-        file = place.locate_object(digest)
+        file = place.object_path(digest)
         file.chmod(0o644)
         file.write_bytes(data)
         file.chmod(0o444)

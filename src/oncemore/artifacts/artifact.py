@@ -138,7 +138,7 @@ class ArtifactReader(Protocol):
 
 
 #: The artifact store of the current attempt or read.
-CURRENT_READER: ContextVar[ArtifactReader | None] = ContextVar("oncemore.shelf", default=None)
+CURRENT_READER: ContextVar[ArtifactReader | None] = ContextVar("oncemore.artifact_reader", default=None)
 
 
 class _StoredArtifact(FrozenRecord):

@@ -32,7 +32,6 @@ from oncemore.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from os import PathLike
-    from types import TracebackType
     from typing import Any, Self
 
     from oncemore.audit.events import AuditEvent
@@ -87,9 +86,7 @@ class AuditFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -22,7 +22,7 @@ from oncemore.log.entry_codec import decode_head, encode_head, hash_entry
 from oncemore.log.record import WorkerRecord
 from oncemore.log.store import Head, HeadQuery
 from oncemore.maintenance.rebuild import index_head
-from oncemore.maintenance.tasks import check_text, resolve_actor
+from oncemore.maintenance.tasks import check_text, read_head_pages, resolve_actor
 from oncemore.policy.canonical_json import hash_bytes
 from oncemore.steps.history import KINDS, verify_chain
 
@@ -334,10 +334,7 @@ def _compute_root(store: Store, switch_count: int) -> tuple[int, str]:
 
 
 def _list_heads(store: Store, kind: str) -> Iterator[Head]:
-    after = ""
-    while page := list(store.list_heads(HeadQuery(kind, limit=HEAD_PAGE_SIZE, after=after))):
-        yield from page
-        after = page[-1].entity
+    return chain.from_iterable(read_head_pages(store, kind, page_size=HEAD_PAGE_SIZE))
 
 
 def _comparable_fields(head: Head) -> tuple[Any, ...]:

@@ -281,16 +281,14 @@ async def _wait_async(awaited: Future[Any] | float) -> None:
     done: Any
     if trio is not None:
         done, call_soon = trio.Event(), trio.lowlevel.current_trio_token().run_sync_soon
-        set_done = done.set
     else:
-        loop = sys.modules["asyncio"].get_running_loop()
-        done, call_soon = sys.modules["asyncio"].Event(), loop.call_soon_threadsafe
-        set_done = done.set
+        asyncio = sys.modules["asyncio"]
+        done, call_soon = asyncio.Event(), asyncio.get_running_loop().call_soon_threadsafe
 
     def handle_done(_: Any) -> None:
         # The event loop may be closed by now; then no task waits for this future.
         with suppress(RuntimeError):
-            call_soon(set_done)
+            call_soon(done.set)
 
     awaited.add_done_callback(handle_done)
     await done.wait()

@@ -231,32 +231,23 @@ class MapJob:
             if not isinstance(error, Exception):
                 raise
         finally:
-            if result.outcome != "done":
-                self._note_cooldown(item.provider, notes.resource)
-            if result.until is not None:
-                self._note_open_breaker(item.provider, result.key)
+            self._note_cooldown(item.provider, result, notes.resource)
             self._return_item(item, result)
 
-    def _note_cooldown(self, provider: str, resource: str) -> None:
-        """Note the end of the resource's cooldown in the provider's summary, if it has one."""
+    def _note_cooldown(self, provider: str, result: ItemResult, resource: str) -> None:
+        """Note in the provider's summary when an open breaker or the cooldown of the resource ends."""
+        engine, until = self.engine, 0.0
         # The time is informative only, so that a store error here does not fail the item.
         with suppress(StoreError):
-            record = (
-                load_head(self.engine.store, resource, self.engine.cipher, ResourceRecord).record
-                if resource
-                else None
-            )
-            if record is not None and record.next_eligible_attempt_at:
-                with self._changed:
-                    self._update_provider(provider, cooldown=record.next_eligible_attempt_at)
-
-    def _note_open_breaker(self, provider: str, key: str) -> None:
-        """Note the end of an open breaker in the provider's summary, as its run waits for it."""
-        with suppress(StoreError):
-            run = load_head(self.engine.store, f"run/{key}", self.engine.cipher).record
-            if run is not None and run.reason == CIRCUIT_OPEN:
-                with self._changed:
-                    self._update_provider(provider, cooldown=run.not_before)
+            if resource and result.outcome != "done":
+                record = load_head(engine.store, resource, engine.cipher, ResourceRecord).record
+                until = 0.0 if record is None else record.next_eligible_attempt_at
+            if result.until is not None:
+                run = load_head(engine.store, f"run/{result.key}", engine.cipher).record
+                until = run.not_before if run is not None and run.reason == CIRCUIT_OPEN else until
+        if until:
+            with self._changed:
+                self._update_provider(provider, cooldown=until)
 
     def stop_job(self, error: BaseException) -> None:
         """Take no more items, because of a store error, an interrupt or an unusable executor."""

@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
 #: The shortest wait between two listings, and how late a worker may notice a stop.
 MIN_WAIT_S, MAX_STOP_DELAY_S = 0.01, 0.2
+#: A length that no log reaches.
+UNREACHABLE = 1 << 62
 #: How long cancelled runs have to record their cancellation.
 CANCEL_GRACE_S = 5.0
 
@@ -289,14 +291,14 @@ class Worker:
         timeout_s = min(timeout_s, MAX_STOP_DELAY_S) if self._is_throttled else timeout_s
         # After a store error wait for the whole poll interval, even if the log grows.
         if self._has_store_trouble:
-            self._has_store_trouble, timeout_s, log_length = False, self._poll_s, 1 << 62
+            self._has_store_trouble, timeout_s, log_length = False, self._poll_s, UNREACHABLE
         end, last = time.monotonic() + timeout_s, log_length or 0
         time.sleep(min(MIN_WAIT_S, timeout_s))
         while not self._stopping and (remaining := end - time.monotonic()) > 0:
             last = self._engine.store.wait_for_change(log_length or 0, min(remaining, MAX_STOP_DELAY_S))
             if last > (log_length or 0):
                 break
-        return last if last < 1 << 62 else None
+        return last if last < UNREACHABLE else None
 
     def _drain_runs(self, threads: WorkerThreads) -> None:
         """Wait for active runs; cancel async runs after `grace_s`, and leave plain runs to their lease."""
