@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from os import PathLike
     from typing import Any, Self
 
-    from oncemore.audit.events import AuditEvent
+    from oncemore.audit.events import AuditEvent, FormVersion
 MAX_EVENTS = 10_000
 
 
@@ -48,8 +48,9 @@ class AuditFile:
     version  of the events' form: version 2 includes the policy of each event
     """
 
-    def __init__(self, file: str | PathLike[str] | IO[str] | IO[bytes], *, version: int = 1) -> None:
-        self._version = check_version(version)
+    def __init__(self, file: str | PathLike[str] | IO[str] | IO[bytes], *, version: FormVersion = 1) -> None:
+        check_version(version)
+        self._version = version
         self._lock = Lock()
         self._has_torn_line = False
         self._owns_file = isinstance(file, str) or hasattr(file, "__fspath__")

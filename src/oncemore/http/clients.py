@@ -18,6 +18,7 @@ from oncemore.http.request_retry import (
     ClientOptions,
     RequestInfo,
     RequestRetry,
+    format_host,
     is_short_response,
 )
 from oncemore.retries.loop import ENDS
@@ -51,7 +52,6 @@ else:
 
 #: The timeout after the deadline has passed: 0 would make a socket non-blocking.
 MIN_TIMEOUT_S: Final = 0.001
-DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _TIMEOUT_KINDS: Final = ("connect", "read", "write", "pool")
 #: Held while the inner transport is created, because two threads may send the first request.
 _lock = allocate_lock()
@@ -79,13 +79,11 @@ class _HttpxExchange:
 
     def __init__(self, options: ClientOptions, request: Any) -> None:
         url = request.url
-        port = url.port if url.port not in (None, DEFAULT_PORTS.get(url.scheme)) else None
-        host = url.host if port is None else f"{url.host}:{port}"
         self._request = request
         info = RequestInfo(
             request=request,
             method=request.method.upper(),
-            host=host,
+            host=format_host(url.scheme, url.host, url.port),
             url=str(url),
             has_key=KEY_HEADER in request.headers,
             is_body_repeatable=_is_body_repeatable(request),

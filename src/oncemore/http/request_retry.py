@@ -104,6 +104,15 @@ def retry_info(response: Any) -> RetryInfo | None:
 _INFO_KEY: Final = "oncemore"
 
 
+#: The ports that a host's name does not show.
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+
+def format_host(scheme: str, host: str, port: int | None) -> str:
+    """Return the name of a host, with its port unless that is the default port."""
+    return host if port in (None, _DEFAULT_PORTS.get(scheme)) else f"{host}:{port}"
+
+
 class FailedResponse(Exception):
     """Carries a failed response to the classifier; the caller gets the response itself in the end."""
 

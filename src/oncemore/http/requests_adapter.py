@@ -6,9 +6,15 @@ from contextlib import suppress
 
 from oncemore import clock as clocks
 from oncemore.errors import MissingExtra
-from oncemore.http.clients import DEFAULT_PORTS, MIN_TIMEOUT_S, check_inner, is_rewindable
+from oncemore.http.clients import MIN_TIMEOUT_S, check_inner, is_rewindable
 from oncemore.http.key_scope import KEY_HEADER
-from oncemore.http.request_retry import ClientOptions, RequestInfo, RequestRetry, is_short_response
+from oncemore.http.request_retry import (
+    ClientOptions,
+    RequestInfo,
+    RequestRetry,
+    format_host,
+    is_short_response,
+)
 from oncemore.retries.loop import ENDS
 from oncemore.retries.options import warn_unwise_policy
 
@@ -87,9 +93,6 @@ def _read_request(request: Any) -> RequestInfo:
     from urllib.parse import urlsplit
 
     parts = urlsplit(request.url)
-    port = parts.port if parts.port not in (None, DEFAULT_PORTS.get(parts.scheme)) else None
-    host = parts.hostname or ""
-    host = host if port is None else f"{host}:{port}"
     body = request.body
     is_repeatable = body is None or isinstance(body, bytes | str)
     if not is_repeatable and hasattr(body, "read"):
@@ -98,7 +101,7 @@ def _read_request(request: Any) -> RequestInfo:
     return RequestInfo(
         request=request,
         method=request.method.upper(),
-        host=host,
+        host=format_host(parts.scheme, parts.hostname or "", parts.port),
         url=request.url,
         has_key=KEY_HEADER in request.headers,
         is_body_repeatable=is_repeatable,

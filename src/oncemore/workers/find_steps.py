@@ -46,6 +46,14 @@ def find_steps(addresses: Iterable[str]) -> list[Step[..., Any]]:
     return list(steps_by_id.values())
 
 
+def find_attribute(module: Any, name: str) -> Any:
+    """Return the value at a dotted name in a module, or None."""
+    value = module
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return value
+
+
 def _import_steps_module(name: str) -> Any:
     try:
         return import_module(name)
@@ -64,10 +72,7 @@ def _import_steps_module(name: str) -> Any:
 
 
 def _find_step(module: Any, name: str, attribute: str) -> Step[..., Any]:
-    value = module
-    for part in attribute.split("."):
-        value = getattr(value, part, None)
-    step = as_step(value)
+    step = as_step(find_attribute(module, attribute))
     if step is None:
         raise UsageError(f"{name} has no step called {attribute!r}")
     return step

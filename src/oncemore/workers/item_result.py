@@ -6,7 +6,7 @@ result from these notes and the exception. In another process (`workers.remote`)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore.errors import (
     AttemptTimeout,
@@ -24,11 +24,12 @@ from oncemore.errors import (
 from oncemore.steps.run import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from oncemore.limits.cooldown_step import CooldownCall
     from oncemore.policy.model import Failure
     from oncemore.steps.ops import LoadedHead
+    from oncemore.workers.executors import RemoteExecutor
     from oncemore.workers.map import MapJob
     from oncemore.workers.map_items import MapItem
 
@@ -158,17 +159,4 @@ class ItemCaller(NamedTuple):
     run_attempt: Callable[[MapItem, LiveItemNotes], Any]
     is_async: bool
     decode: Callable[[Any], Any]
-    place: AttemptPlace | None = None
-
-
-class AttemptPlace(Protocol):
-    """Interface to an executor that runs attempts outside of the lanes."""
-
-    def check_ready(self, job_id: str) -> None:
-        """Check that attempts can run there, before the first one; raise the reason if they cannot."""
-
-    def check_ready_async(self, job_id: str) -> Awaitable[None]:
-        """Check the executor as `check_ready` does, awaiting it."""
-
-    def release_resources(self) -> None:
-        """Release the resources created for this job."""
+    place: RemoteExecutor | None = None
