@@ -123,4 +123,4 @@ def test_a_kill_in_the_middle_of_100_megabytes_leaves_nothing_that_can_be_read(
         assert engine.artifact_store.verify_object(made.digest, made.size) == "valid"
         assert engine.artifacts.list() == [made]
         os.utime(rest, (time.time() - 7200, time.time() - 7200))
-        assert engine.artifacts.collect_garbage(older_than=3600).rests == 1
+        assert engine.artifacts.collect_garbage(older_than=3600).leftovers == 1

@@ -136,12 +136,10 @@ def build_item(engine: Engine, head: Head) -> QuarantineItem | None:
     item = item._replace(step=state.step, error=error)
     run_head = load_head(engine.store, state.run_entity, engine.cipher)
     run = run_head.record
-    if run is None:
-        return item
     # The artifact belongs to the item of its held run, and is not listed a second time.
     if is_held(run) and (run_head.body or {}).get("quarantine", {}).get("artifact") == head.entity:
         return None
-    return item._replace(correlation_id=run.correlation_id, dataset=run.dataset)
+    return item if run is None else item._replace(correlation_id=run.correlation_id, dataset=run.dataset)
 
 
 def build_case(engine: Engine, item: QuarantineItem) -> QuarantineCase:
