@@ -19,8 +19,8 @@ from oncemore.log.head_access import build_write
 from oncemore.log.record import NOWHERE, ArtifactRecord, RecordChange, RunRecord
 from oncemore.log.store import Batch, HeadQuery
 from oncemore.steps.attempt import MOST_ARTIFACTS, Attempt
-from oncemore.steps.ops import LoadedHead
 from oncemore.steps.history import KINDS, verify_chain
+from oncemore.steps.ops import LoadedHead
 from oncemore.testing import FakeClock
 from tests.artifacts import steps
 from tests.artifacts.conftest import list_references, objects_of

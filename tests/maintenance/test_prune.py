@@ -18,8 +18,8 @@ from oncemore.maintenance import prune, tasks
 from oncemore.maintenance.retention_rules import find_keep_reason
 from oncemore.outbox import OutboxRelay
 from oncemore.steps.entered_engine import current_engine
-from oncemore.steps.lease import WorkerIdentity
 from oncemore.steps.history import verify_chain
+from oncemore.steps.lease import WorkerIdentity
 from oncemore.testing import FakeClock
 from tests.maintenance.crashing import CrashingStore, crash_everywhere, engine_on
 

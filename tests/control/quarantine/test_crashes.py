@@ -12,8 +12,8 @@ from oncemore.control.review import make_decision, record_decision
 from oncemore.log.entry_codec import decode_head
 from oncemore.log.record import RunRecord
 from oncemore.log.store import HeadQuery
-from oncemore.steps.ops import RunAttempt
 from oncemore.steps.history import verify_chain
+from oncemore.steps.ops import RunAttempt
 from tests.artifacts.conftest import alter
 from tests.control.quarantine.world import Call, Crash, Heard, charge, die, doubtful, processes, quiet, told
 

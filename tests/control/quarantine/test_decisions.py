@@ -12,8 +12,8 @@ from oncemore import LeaseLost, StaleDecision, UsageError
 from oncemore.control.review import MAX_EXTRA_ATTEMPTS, is_held, list_choices, make_decision, record_decision
 from oncemore.log.record import ArtifactRecord, EventRecord, RunRecord
 from oncemore.outbox import EventMessage, OutboxRelay
-from oncemore.steps.ops import AppendChange, EndCall, RunAttempt
 from oncemore.steps.history import verify_chain
+from oncemore.steps.ops import AppendChange, EndCall, RunAttempt
 from tests.artifacts.conftest import alter
 from tests.control.quarantine.world import Call, charge, die, doubtful, marks, processes
 

@@ -15,8 +15,8 @@ from oncemore import NeedsReview, OutcomeUnknown, PolicyViolation, Quarantined, 
 from oncemore.log.entry_codec import decode_body
 from oncemore.log.store import HeadQuery
 from oncemore.outbox import EventMessage, OutboxRelay
-from oncemore.steps.ops import RunAttempt
 from oncemore.steps.history import verify_chain
+from oncemore.steps.ops import RunAttempt
 from tests.artifacts.conftest import alter
 from tests.control.quarantine.world import Call, charge, die, doubtful, marks, processes
 
