@@ -25,7 +25,8 @@ from typing import Any
 
 import oncemore
 from oncemore.log.store import HeadQuery
-from oncemore.workers import worker as workers
+from oncemore.workers.poll import PAGE_SIZE
+from oncemore.workers.takeover import FAR_FUTURE
 
 WORKER = """
 import oncemore, sys
@@ -119,11 +120,7 @@ def next_due_ms(engine: oncemore.Engine, name: str, rounds: int) -> float:
     took = []
     for _ in range(rounds):
         began = time.perf_counter()
-        list(
-            engine.store.list_heads(
-                HeadQuery("run", step=name, due_by=workers.FAR_FUTURE, limit=workers.PAGE_SIZE)
-            )
-        )
+        list(engine.store.list_heads(HeadQuery("run", step=name, due_by=FAR_FUTURE, limit=PAGE_SIZE)))
         took.append(1e3 * (time.perf_counter() - began))
     return statistics.median(took)
 

@@ -30,7 +30,7 @@ NOT_MEASURED = (
     "log/read_only.py", "log/store.py", "maintenance/sandbox.py", "maintenance/sandbox_process.py",
     "steps/db_adapters.py", "steps/decorator.py", "steps/nodes.py", "steps/options.py", "steps/prepare.py",
     "steps/step_calls.py", "steps/step_map.py",
-    "workers/executor_adapters.py", "workers/remote.py", "workers/service.py",
+    "workers/executor_adapters.py", "workers/remote.py", "workers/find_steps.py",
 )  # fmt: skip
 
 

@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from oncemore.steps.run import Run
     from oncemore.steps.secret import Secret
     from oncemore.workers.job_run import JobRun
-    from oncemore.workers.service import Worker
+    from oncemore.workers.worker import Worker
 
 # The same names as strings: the imports above are only for the type checker.
 _NAMES_BY_MODULE = {
@@ -111,7 +111,7 @@ _NAMES_BY_MODULE = {
     "oncemore.steps.run": "Run",
     "oncemore.steps.secret": "Secret",
     "oncemore.workers.job_run": "JobRun",
-    "oncemore.workers.service": "Worker",
+    "oncemore.workers.worker": "Worker",
 }
 _MODULE_OF_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 #: Public modules that need no import of their own: `oncemore.backoff.exponential(1)`.

@@ -246,7 +246,7 @@ def _with_artifacts(
 
     def checked() -> Store:
         folder = place() if place is not None and url.startswith(SQLITE) else None
-        if isinstance(folder, FolderBackend) and folder.has_signature(url):
+        if isinstance(folder, FolderBackend) and folder.is_registered(url):
             path = Path(url.removeprefix(SQLITE))
             if not path.exists():
                 from oncemore.log.sqlite.files import companions_alone

@@ -12,7 +12,10 @@ import pytest
 import oncemore
 from oncemore.artifacts.backends import FolderBackend, MemoryBackend
 from oncemore.artifacts.object_store import BucketBackend
+from oncemore.log.entry_codec import decode_head
 from oncemore.log.memory import MemoryStore
+from oncemore.log.record import ArtifactRecord
+from oncemore.log.store import HeadQuery
 from oncemore.steps.engine import Engine
 from tests.fixtures import _isolated
 
@@ -85,7 +88,7 @@ def age(place: Any, digest: str, modified: float = LONG_AGO) -> None:
 
 def put(place: Any, digest: str, data: bytes, modified: float) -> None:
     if isinstance(place, FolderBackend):
-        file = place.locate_object(digest)
+        file = place.object_path(digest)
         file.chmod(0o644)
         file.write_bytes(data)
         file.chmod(0o444)
@@ -96,6 +99,12 @@ def put(place: Any, digest: str, data: bytes, modified: float) -> None:
         import obstore
 
         obstore.put(place.client, f"sha256/{digest[:2]}/{digest}", io.BytesIO(data))
+
+
+def list_references(engine: Any, state: str = "STORED") -> list[ArtifactRecord]:
+    """Return the references to artifacts in an engine's log."""
+    heads = engine.store.list_heads(HeadQuery("artifact", state, float("inf"), limit=1000))
+    return [decode_head(head.head, ArtifactRecord) for head in heads]
 
 
 __all__ = ["_isolated"]

@@ -180,6 +180,6 @@ def test_the_rests_of_dead_writers_go_with_it(local: Engine) -> None:
     leave_garbage()
     rest = local.artifact_store.backend.root / "writing" / "1-dead"  # type: ignore[attr-defined]
     rest.write_bytes(b"half")
-    assert local.artifacts.collect_garbage().rests == 0
+    assert local.artifacts.collect_garbage().leftovers == 0
     os.utime(rest, (LONG_AGO, LONG_AGO))
-    assert local.artifacts.collect_garbage().rests == 1
+    assert local.artifacts.collect_garbage().leftovers == 1

@@ -16,7 +16,7 @@ import pytest
 import oncemore
 from oncemore.steps.history import verify_chain
 from tests.artifacts import victim
-from tests.artifacts.conftest import LONG_AGO, age, objects_of
+from tests.artifacts.conftest import LONG_AGO, age, list_references, objects_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +52,7 @@ def test_killed_at_every_point_a_large_result_is_there_or_its_run_goes_on(tmp_pa
             whole(engine)
             run = victim.text.last_run("2026-11-15")
             done = run is not None and run.status == "COMPLETE"
-            assert len(list(engine.artifacts.list_references())) == done
+            assert len(list(list_references(engine))) == done
             committed += done
             assert victim.text("2026-11-15") == "2026-11-15" * 100_000
             assert len(objects_of(engine)) == 1
@@ -123,4 +123,4 @@ def test_a_kill_in_the_middle_of_100_megabytes_leaves_nothing_that_can_be_read(
         assert engine.artifact_store.verify_object(made.digest, made.size) == "valid"
         assert engine.artifacts.list() == [made]
         os.utime(rest, (time.time() - 7200, time.time() - 7200))
-        assert engine.artifacts.collect_garbage(older_than=3600).rests == 1
+        assert engine.artifacts.collect_garbage(older_than=3600).leftovers == 1

@@ -257,7 +257,7 @@ def test_who_puts_what_is_being_collected_keeps_it(tmp_path: Path) -> None:
 
     def collect() -> None:
         while not stop.is_set():
-            there = folder.locate_object(DIGEST).exists()
+            there = folder.object_path(DIGEST).exists()
             if folder.remove_object(DIGEST, time.time() - 60) and there:
                 removed.append(1)
 
@@ -267,7 +267,7 @@ def test_who_puts_what_is_being_collected_keeps_it(tmp_path: Path) -> None:
         for _ in range(60):
             keep(folder)
             assert bytes_of(folder, DIGEST) == DATA
-            os.utime(folder.locate_object(DIGEST), (LONG_AGO, LONG_AGO))
+            os.utime(folder.object_path(DIGEST), (LONG_AGO, LONG_AGO))
     finally:
         stop.set()
         thread.join()

@@ -24,7 +24,7 @@ from oncemore.steps.isolation import ChildStorage
 from oncemore.steps.ops import LoadedHead
 from oncemore.testing import FakeClock
 from tests.artifacts import steps
-from tests.artifacts.conftest import objects_of
+from tests.artifacts.conftest import list_references, objects_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -149,7 +149,7 @@ def test_the_log_alone_gives_the_index_of_artifacts(local: Engine) -> None:
         if name.startswith("artifact/")
     }
     assert KINDS["artifact"] is ArtifactRecord
-    assert rebuilt == {reference_entity(kept): kept for kept in local.artifacts.list_references()}
+    assert rebuilt == {reference_entity(kept): kept for kept in list_references(local)}
     assert len(rebuilt) == 2
     heads = local.store.list_heads(HeadQuery("artifact"))
     assert {head.entity for head in heads} == set(rebuilt)

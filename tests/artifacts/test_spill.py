@@ -14,7 +14,7 @@ from oncemore.log.entry_codec import decode_body
 from oncemore.log.memory import MemoryStore
 from oncemore.log.result_codec import LARGE_BYTES
 from oncemore.steps.engine import Engine
-from tests.artifacts.conftest import alter, objects_of
+from tests.artifacts.conftest import alter, list_references, objects_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +37,7 @@ def test_a_large_result_is_kept_beside_the_log_and_read_back(engine: Engine) -> 
     (stored,) = objects_of(engine).values()
     assert stored == b'{"text":"' + LARGE.encode() + b'"}'
     assert engine.artifacts.list() == [], "it is no artifact of the step's own"
-    (kept,) = engine.artifacts.list_references()
+    (kept,) = list_references(engine)
     assert (kept.name, kept.media_type, kept.step) == ("$result", "application/json", "large")
 
 
@@ -65,7 +65,7 @@ def test_a_large_result_that_was_altered_or_removed_is_never_computed_again(engi
     assert caught.value.run.status == "COMPLETE"
     with pytest.raises(ResultUnavailable, match="was altered"):
         large.last_run().value  # noqa: B018 - reading it is the test
-    (held,) = engine.artifacts.list_references(state="QUARANTINED")
+    (held,) = list_references(engine, "QUARANTINED")
     assert held.digest == digest
     engine.artifact_store.backend.remove_object(digest, float("inf"))
     with pytest.raises(ResultUnavailable, match="is not in"):

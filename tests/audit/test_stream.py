@@ -10,7 +10,7 @@ import pytest
 import oncemore
 from oncemore.audit import AuditStream
 from oncemore.audit.events import format_rfc3339
-from oncemore.audit.stream import AuditSummary
+from oncemore.audit.sinks import AuditSummary
 from oncemore.errors import UsageError
 from oncemore.testing import FakeClock
 from tests.audit.test_events import sample

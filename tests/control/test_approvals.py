@@ -9,7 +9,7 @@ import pytest
 import oncemore
 from oncemore.errors import NotPermitted, RetriesExhausted, StaleDecision, TransientError, UsageError
 from oncemore.log.entry_codec import decode_body, decode_header
-from oncemore.workers.service import Worker
+from oncemore.workers.worker import Worker
 
 if TYPE_CHECKING:
     from oncemore.steps.engine import Engine
@@ -242,16 +242,16 @@ def test_two_who_approve_at_once_do_so_once(engine: Engine) -> None:
 
 
 def test_an_approval_of_what_has_just_changed_is_refused(engine: Engine) -> None:
-    from oncemore.control import switches
+    from oncemore.control import approvals
     from oncemore.control.model import ApprovalRequest
     from oncemore.log.head_access import load_head
 
     run = step().run("orders")
     seen = load_head(engine.store, f"run/{run.key}")
     engine.approvals.approve(run, reason="first")
-    wanted = ApprovalRequest(**(seen.body or {})["wanted"])
+    wanted = ApprovalRequest(**(seen.body or {})["requested"])
     with pytest.raises(StaleDecision, match="in this very moment"):
-        switches.grant_approval(engine, wanted, seen, 1, "second", None, None)
+        approvals.grant_approval(engine, wanted, seen, 1, "second", None, None)
 
 
 @pytest.mark.parametrize("expires", [0, -1, float("nan"), 1e12, True])

@@ -19,7 +19,7 @@ from oncemore.log.store import HeadQuery
 from oncemore.maintenance import copy
 from oncemore.maintenance.copy import MerkleTree
 from oncemore.steps.engine import Engine
-from oncemore.workers.service import Worker
+from oncemore.workers.worker import Worker
 from tests.servers import postgres
 
 if TYPE_CHECKING:

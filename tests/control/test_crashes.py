@@ -170,7 +170,7 @@ def approve(simulation: JudgedSimulation) -> None:
     """Approve the run as `engine.approvals` does: in the same batch as the run."""
     head = simulation.load_run()
     assert head.body is not None
-    wanted = head.body["wanted"]
+    wanted = head.body["requested"]
     approval = Approval(
         "GRANTED",
         wanted["run_entity"],

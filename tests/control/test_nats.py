@@ -174,7 +174,7 @@ def test_switches_of_steps_and_tenants_and_what_makes_no_sense(bucket: Bucket, t
         for odd in ("a tenantü.", ".dots..and..more"):
             with pytest.raises(NotPermitted, match="tenant:"):
                 intent("b", odd)
-        from oncemore.workers.service import Worker
+        from oncemore.workers.worker import Worker
 
         bucket.put(all_execution="on")
         assert Worker(engine, [intent], poll_s=0.05).run_until_idle().done == 0
@@ -197,7 +197,7 @@ async def test_an_approval_in_a_bucket_counts_for_what_it_was_given_for(
         assert run is not None
         from oncemore.log.head_access import load_head
 
-        wanted = (load_head(engine.store, f"run/{run.key}").body or {})["wanted"]
+        wanted = (load_head(engine.store, f"run/{run.key}").body or {})["requested"]
         attempt = wanted.pop("attempt")
         told = {
             **wanted,

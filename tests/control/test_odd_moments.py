@@ -17,8 +17,8 @@ from oncemore.log.memory import CompletedTicket, MemoryStore
 from oncemore.log.store import Conflict
 from oncemore.maintenance import copy
 from oncemore.steps.engine import Engine
-from oncemore.workers import worker
-from oncemore.workers.service import Worker
+from oncemore.workers import poll
+from oncemore.workers.worker import Worker
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -135,7 +135,7 @@ def test_an_approval_that_somebody_else_writes_beside_is_asked_for_anew(
 def test_a_worker_remembers_only_so_many_that_may_not_begin(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "MAX_REFUSED", 2)
+    monkeypatch.setattr(poll, "MAX_REFUSED", 2)
     for n in range(5):
         wipe.submit(f"{n}")
     assert Worker(engine, [wipe], poll_s=0.05).run_until_idle().done == 0

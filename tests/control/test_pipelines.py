@@ -10,7 +10,7 @@ import oncemore
 from oncemore import PolicyViolation
 from oncemore.control.model import ALL_EXECUTION
 from oncemore.errors import NotPermitted, OutcomeUnknown, PermanentFailure, Quarantined, UsageError
-from oncemore.workers.service import Worker
+from oncemore.workers.worker import Worker
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ from oncemore.errors import Deferred, NotPermitted, StoreError, TransientError, 
 from oncemore.log.head_access import build_write
 from oncemore.log.record import RecordChange
 from oncemore.log.store import Batch
-from oncemore.workers.service import Worker
+from oncemore.workers.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ import oncemore.http
 from oncemore.http.key_scope import parse_key
 from oncemore.http.middleware import ApplicationRefused, RequestInProgress
 from oncemore.http.problems import error_response
-from oncemore.http.stored_response import ClientConnection, ResponseRecorder
+from oncemore.http.stored_response import ClientConnection, ResponseRecorder, response_to_record
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -414,7 +414,7 @@ def test_reconcile_must_return_a_stored_response(engine: oncemore.Engine) -> Non
         assert asyncio.run(world.ask())[0]["status"] == left
         assert len(world.runs) == (2 if left == 201 else 1)
     with pytest.raises(oncemore.UsageError, match="status from 100 to 599"):
-        oncemore.http.StoredResponse(99).to_record()
+        response_to_record(oncemore.http.StoredResponse(99))
 
 
 READ = {

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oncemore.programs.process import ProgramNotStarted, lock_program
+from oncemore.programs.exit_rules import ProgramNotStarted
+from oncemore.programs.process import lock_program
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -192,7 +192,7 @@ def test_lists_find_both_spellings(
     assert len(engine.quarantine.list(step=second, tenant=second)) == 1
     assert len(LogTailer(engine.store, EntryFilter(step=second, tenant=second)).read_last_lines(10)) > 0
     assert engine.prune(older_than=60, step=second, dry_run=True).runs == 0
-    assert len(oncemore.Worker(engine, [pay]).unknown()) == 0
+    assert len(oncemore.Worker(engine, [pay]).unknown_steps()) == 0
 
 
 @SPELLINGS

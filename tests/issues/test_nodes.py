@@ -13,7 +13,8 @@ import oncemore
 from oncemore.errors import NotPermitted, TransientError, UsageError
 from oncemore.profiles.kfm.loop import last_run, retry_loop
 from oncemore.steps.read_only_values import ReadOnlyDict, ReadOnlyList, make_read_only
-from oncemore.workers.service import Worker, find_steps
+from oncemore.workers.find_steps import find_steps
+from oncemore.workers.worker import Worker
 from tests.issues.nodes import CFG, INPUTS, Later, Report, table
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from oncemore.log.memory import MemoryStore
 from oncemore.log.record import RecordChange, RunRecord, WorkerRecord
 from oncemore.log.sqlite.store import SqliteStore
 from oncemore.log.store import Batch, HeadQuery
-from oncemore.maintenance import prune
+from oncemore.maintenance import prune, tasks
 from oncemore.maintenance.retention_rules import find_keep_reason
 from oncemore.outbox import OutboxRelay
 from oncemore.steps.entered_engine import current_engine
@@ -307,7 +307,7 @@ def test_many_runs_are_pruned_in_small_groups(clock: FakeClock, monkeypatch: pyt
             sizes.append(len(batch.writes) + len(batch.guards))
             return super().append(batch)
 
-    monkeypatch.setattr(prune, "PAGE_SIZE", 7)
+    monkeypatch.setattr(tasks, "PAGE_SIZE", 7)
     monkeypatch.setattr(prune, "MAX_GUARDS", 6)
     with open_engine_on(Watched()) as engine:
         for n in range(20):

@@ -27,7 +27,7 @@ from oncemore.programs.exit_rules import (
     parse_exit_codes,
 )
 from oncemore.programs.find_command import CommandNotRunnable, find_executable
-from oncemore.programs.output_spool import OutputSpool
+from oncemore.programs.output import OutputSpool
 
 if TYPE_CHECKING:
     from pathlib import Path

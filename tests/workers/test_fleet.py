@@ -26,8 +26,8 @@ from oncemore.cli.health_server import (
     serve_health,
 )
 from oncemore.errors import StoreError
-from oncemore.workers.service import Worked
 from oncemore.workers.worker import WorkerHealth
+from oncemore.workers.worker_report import WorkerStats
 from tests.servers import nats, postgres
 from tests.timing import wait_until
 
@@ -96,7 +96,7 @@ def test_an_old_worker_leaves_what_it_does_not_know_and_a_new_one_does_it(store:
         new[1].submit(3)
         old[0].submit(4)
         first = oncemore.Worker(engine, old)
-        assert first.unknown() == {"refund": 1}
+        assert first.unknown_steps() == {"refund": 1}
         worked = first.run_until_idle()
         assert worked.refused >= 1, "it took what does not fit"
         assert worked.failed == 0, "a version that does not know it must not fail it"
@@ -105,7 +105,7 @@ def test_an_old_worker_leaves_what_it_does_not_know_and_a_new_one_does_it(store:
         assert new[0].last_run(2, "NOK").value == "2 NOK"
         assert new[1].last_run(3).value == 3
         assert {run.status for run in (new[0].last_run(1), old[0].last_run(4))} == {"COMPLETE"}
-        assert oncemore.Worker(engine, [*new]).run_until_idle() == Worked()
+        assert oncemore.Worker(engine, [*new]).run_until_idle() == WorkerStats()
 
 
 # Probes
@@ -125,7 +125,7 @@ def test_probes_follow_a_worker_from_its_start_to_its_end(store: str) -> None:
                 wait_until(lambda: asked(port, "/healthz")[1]["under_way"] == 0)
                 assert asked(port, "/healthz") == (
                     200,
-                    {"status": "ok", "under_way": 0, **Worked(done=1)._asdict()},
+                    {"status": "ok", "under_way": 0, **WorkerStats(done=1)._asdict()},
                 )
                 worker.stop()
                 wait_until(lambda: asked(port, "/readyz")[0] == 503)

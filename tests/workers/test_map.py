@@ -26,8 +26,7 @@ from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import Policy
 from oncemore.steps.history import verify_chain
 from oncemore.workers import map as course
-from oncemore.workers.job_run import ProviderSummary
-from oncemore.workers.progress import ProgressBar
+from oncemore.workers.job_run import ProgressBar, ProviderSummary
 from oncemore.workers.takeover import append_state
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from oncemore.steps.engine import Engine
 from oncemore.steps.history import verify_chain
 from oncemore.steps.ops import RunAttempt
 from oncemore.steps.perform import CALL_OPERATIONS
-from oncemore.workers import worker as workers
-from oncemore.workers.service import Worked
+from oncemore.workers.takeover import FAR_FUTURE
+from oncemore.workers.worker_report import WorkerStats
 from tests.servers import postgres
 from tests.workers.test_scale import park
 
@@ -95,9 +95,9 @@ def test_what_a_silent_worker_had_is_taken_over_when_its_lease_is_over_and_not_b
         assert silent.leases.heartbeat is not None
         silent.leases.heartbeat.stop_heartbeat()
         clock.advance(silent.lease_s - 10.0)
-        assert oncemore.Worker(other, [one]).run_until_idle() == Worked()
+        assert oncemore.Worker(other, [one]).run_until_idle() == WorkerStats()
         clock.advance(20.0)
-        assert oncemore.Worker(other, [one]).run_until_idle() == Worked(done=1)
+        assert oncemore.Worker(other, [one]).run_until_idle() == WorkerStats(done=1)
         script.close()
     silent.close()
 
@@ -116,7 +116,7 @@ def test_the_plan_of_a_look_uses_the_index(url: str) -> None:
             return real(sql, values)
 
         store.query_rows = explained
-        found = list(store.list_heads(HeadQuery("run", step="few", due_by=workers.FAR_FUTURE, limit=16)))
+        found = list(store.list_heads(HeadQuery("run", step="few", due_by=FAR_FUTURE, limit=16)))
         store.query_rows = real
     assert len(found) == 16
     plan = "\n".join(seen)

@@ -19,7 +19,7 @@ import pytest
 import oncemore
 from oncemore.cli import run_command as program
 from oncemore.steps.history import verify_chain
-from oncemore.workers.service import find_steps
+from oncemore.workers.find_steps import find_steps
 from tests.timing import wait_until
 
 if TYPE_CHECKING:

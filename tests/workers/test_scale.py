@@ -10,7 +10,7 @@ import pytest
 import oncemore
 from oncemore.log.sqlite.store import SqliteStore
 from oncemore.log.store import Batch, EntryWrite, HeadIndex, HeadQuery
-from oncemore.workers import worker as workers
+from oncemore.workers.takeover import FAR_FUTURE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,11 +62,11 @@ def test_the_plan_of_a_look_uses_the_index_and_sorts_nothing(tmp_path: Path) -> 
         return real(sql, values)
 
     store._read_rows = explained  # type: ignore[method-assign]
-    list(store.list_heads(HeadQuery("run", step="poll", due_by=workers.FAR_FUTURE, limit=16)))
+    list(store.list_heads(HeadQuery("run", step="poll", due_by=FAR_FUTURE, limit=16)))
     assert len(seen) == 1, "nothing is sorted"
     assert seen[0].startswith("SEARCH head USING INDEX head_step (kind=? AND step=? AND due")
     seen.clear()
-    list(store.list_heads(HeadQuery("worker", due_by=workers.FAR_FUTURE, limit=16)))
+    list(store.list_heads(HeadQuery("worker", due_by=FAR_FUTURE, limit=16)))
     assert seen[0].startswith("SEARCH head USING INDEX head_due (kind=? AND due")
     store.close()
 
@@ -75,7 +75,7 @@ def test_a_look_costs_the_same_with_twenty_thousand_parked_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = SqliteStore(tmp_path / "log.db")
-    queries = [HeadQuery("run", step=name, due_by=workers.FAR_FUTURE, limit=16) for name in ("crowd", "few")]
+    queries = [HeadQuery("run", step=name, due_by=FAR_FUTURE, limit=16) for name in ("crowd", "few")]
     park(store, 0, 20, "crowd")
     park(store, 0, 20, "few")
     before = [steps_taken(store, monkeypatch, query) for query in queries]
@@ -94,13 +94,13 @@ def test_an_idle_worker_looks_away(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         one.submit(1)
         looks = [0]
         worker = oncemore.Worker(engine, [one], poll_s=0.5)
-        real = worker._refresh_turns
+        real = worker._list_turns
 
         def look() -> None:
             looks[0] += 1
             real()
 
-        monkeypatch.setattr(worker, "_refresh_turns", look)
+        monkeypatch.setattr(worker, "_list_turns", look)
         with worker:
             one.last_run(1).wait(10)  # type: ignore[union-attr]
             import time

@@ -10,10 +10,9 @@ import oncemore
 from oncemore.log.memory import MemoryStore
 from oncemore.log.store import HeadQuery
 from oncemore.steps.engine import Engine
-from oncemore.workers import fairness
-from oncemore.workers.fairness import UNCLAIMED_S, FairShare
-from oncemore.workers.service import Worker
-from oncemore.workers.turns import RunTurn
+from oncemore.workers import turns
+from oncemore.workers.turns import UNCLAIMED_S, FairShare, RunTurn
+from oncemore.workers.worker import Worker
 
 if TYPE_CHECKING:
     import pytest
@@ -70,7 +69,7 @@ def test_the_share_of_one_that_is_alive_and_takes_nothing_is_done_by_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done.clear()
-    monkeypatch.setattr(fairness, "UNCLAIMED_S", 0.05)
+    monkeypatch.setattr(turns, "UNCLAIMED_S", 0.05)
     store = Shared()
     with Engine(lambda: store, "memory:one") as one, Engine(lambda: store, "memory:two") as two:
         two.leases.current_identity()  # it is there, and has a share of what is due

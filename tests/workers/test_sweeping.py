@@ -11,8 +11,8 @@ import oncemore
 from oncemore.log.memory import MemoryStore
 from oncemore.log.store import HeadQuery
 from oncemore.steps.lease import WorkerIdentity
-from oncemore.workers.service import Worked
 from oncemore.workers.takeover import COUNT_JITTER, MAX_COUNT_AGE_S, SWEEP_S, WorkerSweep
+from oncemore.workers.worker_report import WorkerStats
 from tests.workers.dying import begin_and_fall_silent
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ def test_a_death_that_nobody_sees_is_found_when_the_lease_is_over_and_not_before
         head = fleet.store.load_head(f"worker/{name}")
         assert head is not None
         assert head.by.state == "ALIVE", "it is marked when nothing of its is left"
-        assert oncemore.Worker(fleet.engine, [work]).run_until_idle() == Worked(done=1)
+        assert oncemore.Worker(fleet.engine, [work]).run_until_idle() == WorkerStats(done=1)
         fleet.passes(31)
         fleet.sweep.sweep_workers(contended=False)
         head = fleet.store.load_head(f"worker/{name}")

@@ -21,9 +21,10 @@ from oncemore.log.store import Batch, HeadQuery
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import Policy
 from oncemore.steps.history import verify_chain
-from oncemore.workers import worker as workers
-from oncemore.workers.service import Worked
-from oncemore.workers.takeover import append_state
+from oncemore.workers import poll
+from oncemore.workers.takeover import FAR_FUTURE, append_state
+from oncemore.workers.turns import RunTurn
+from oncemore.workers.worker_report import WorkerStats
 from tests.workers.dying import begin_and_fall_silent
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def test_a_step_with_very_many_runs_does_not_keep_another_waiting(
 def test_steps_take_turns_also_from_one_look_to_the_next(
     engine: oncemore.Engine, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "MAX_LIST_AGE_S", -1.0)  # every turn looks anew
+    monkeypatch.setattr(poll, "MAX_LIST_AGE_S", -1.0)  # every turn looks anew
     steps = [step(name) for name in "abc"]
     for one in steps:
         for n in range(4):
@@ -98,7 +99,7 @@ def test_steps_take_turns_also_from_one_look_to_the_next(
 def test_what_becomes_due_while_it_works_is_taken_by_its_priority(
     engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "MAX_LIST_AGE_S", -1.0)
+    monkeypatch.setattr(poll, "MAX_LIST_AGE_S", -1.0)
     urgent = step("urgent", priority="P0")
 
     def first(x: int) -> int:
@@ -204,9 +205,9 @@ def test_a_worker_rests_neither_beside_what_has_just_ended_nor_while_the_store_f
     engine: oncemore.Engine,
 ) -> None:
     worker = oncemore.Worker(engine, [step("a")], poll_s=0.05)
-    worker._active_at_refresh = frozenset({"run/ended"})
+    worker._due_runs._active = frozenset({"run/ended"})
     assert worker._wait_for_work(7) is None, "it may be due again: it looks at once"
-    worker._active_at_refresh, worker._has_store_trouble = frozenset(), True
+    worker._due_runs._active, worker._has_store_trouble = frozenset(), True
     began = time.monotonic()
     worker._wait_for_work(7)
     assert time.monotonic() - began >= 0.05, "the store is left alone for as long as it would rest"
@@ -227,9 +228,9 @@ def test_what_fails_is_tried_again_when_it_is_due_and_holds_no_thread_meanwhile(
 
     run = flaky.submit(1)
     worker = alone(engine, flaky)
-    assert worker.run_until_idle() == Worked(deferred=1)
+    assert worker.run_until_idle() == WorkerStats(deferred=1)
     clock.advance(5.0)
-    assert worker.run_until_idle() == Worked(done=1, deferred=1)
+    assert worker.run_until_idle() == WorkerStats(done=1, deferred=1)
     assert [attempt.outcome for attempt in run.wait(5).attempts] == ["SOFT_FAIL", "COMPLETE"]
     assert clock.delays == []
 
@@ -244,7 +245,7 @@ def test_a_parked_call_is_gone_on_with(engine: oncemore.Engine, clock: FakeClock
     with pytest.raises(oncemore.Deferred):
         throttled(1, [1, 2])
     clock.advance(130.0)
-    assert alone(engine, throttled).run_until_idle() == Worked(done=1)
+    assert alone(engine, throttled).run_until_idle() == WorkerStats(done=1)
     assert throttled(1, [1, 2]) == 1
 
 
@@ -274,7 +275,7 @@ def test_a_call_with_what_the_log_does_not_keep_is_left_to_its_caller(
     plain.submit(1)
     worker = alone(engine, secretive, plain)
     worker.run_until_idle()
-    assert worker.stats == Worked(done=1, refused=20)
+    assert worker.stats == WorkerStats(done=1, refused=20)
     assert "the log does not have token" in caplog.text
     assert worker.run_until_idle().refused == 20, "it is not tried over and over"
     assert secretive(3, oncemore.Secret("hidden-token")) == 3
@@ -284,7 +285,7 @@ def test_what_cannot_go_on_here_does_not_hide_what_can(
     engine: oncemore.Engine, clock: FakeClock, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(workers, "MAX_REFUSED", 45)
+    monkeypatch.setattr(poll, "MAX_REFUSED", 45)
     old = oncemore.step(effect="idempotent", name="moved")(lambda x, gone: x)
     for n in range(40):
         old.submit(n, gone=1)
@@ -293,7 +294,7 @@ def test_what_cannot_go_on_here_does_not_hide_what_can(
     new.submit(99)
     worker = alone(engine, new)
     worker.run_until_idle()
-    assert worker.stats == Worked(done=1, refused=40)
+    assert worker.stats == WorkerStats(done=1, refused=40)
     assert done == [("moved", 99)]
     for n in range(10):
         old.submit(100 + n, gone=1)
@@ -308,7 +309,7 @@ def test_arguments_that_were_pruned_cannot_be_gone_on_with(engine: oncemore.Engi
     one = step("one")
     run = one.submit(1)
     engine.store.prune_bodies({f"run/{run.key}": 2})
-    assert alone(engine, one).run_until_idle() == Worked(refused=1)
+    assert alone(engine, one).run_until_idle() == WorkerStats(refused=1)
 
 
 def test_steps_that_no_worker_knows_stay_and_are_counted(engine: oncemore.Engine) -> None:
@@ -318,7 +319,7 @@ def test_steps_that_no_worker_knows_stay_and_are_counted(engine: oncemore.Engine
         other.submit(n)
     other.submit(4, at=timedelta(hours=1))
     worker = alone(engine, known)
-    assert worker.unknown() == {"other": 3}
+    assert worker.unknown_steps() == {"other": 3}
     assert worker.run_until_idle().done == 1
     assert other.last_run(0).status == "PENDING"
 
@@ -347,7 +348,7 @@ def test_failures_and_unknown_outcomes_are_counted_and_told(
     for one in (pay, broken, odd, leaves):
         one.submit(1)
     worked = alone(engine, pay, broken, odd, leaves).run_until_idle()
-    assert worked == Worked(done=2, failed=1, held=1, deferred=1)
+    assert worked == WorkerStats(done=2, failed=1, held=1, deferred=1)
     assert "broken" in caplog.text
     assert "bad value" in caplog.text
     assert "pay" in caplog.text
@@ -384,10 +385,10 @@ def test_what_ends_while_a_worker_looks_is_not_taken_as_it_was_before(
         return iter(found)
 
     monkeypatch.setattr(engine.store, "list_heads", slow)
-    worker._refresh_turns()
-    assert worker._turns == []
-    worker._refresh_turns()
-    assert [turn.entity for turn in worker._turns] == [entity]
+    worker._list_turns()
+    assert worker._due_runs.turns == []
+    worker._list_turns()
+    assert [turn.entity for turn in worker._due_runs.turns] == [entity]
 
 
 def test_what_ends_beside_a_full_worker_does_not_make_it_think_that_nothing_is_left(
@@ -416,15 +417,15 @@ def test_a_run_that_somebody_else_did_meanwhile_is_not_counted(
     one.submit(1)
     one.submit(2)
     worker = alone(engine, one)
-    worker._refresh_turns()
+    worker._list_turns()
     one(1)
-    worker._refreshed_at = time.monotonic() + 60
+    worker._due_runs.listed_at = time.monotonic() + 60
     assert worker._take_turn() is not None
     worker = alone(engine, one)
-    monkeypatch.setattr(worker, "_refresh_turns", lambda: None)
-    worker._turns = [workers.RunTurn("P1", 0.0, "one", f"run/{one.key(n)}") for n in (1, 2)]
-    assert worker.run_until_idle() == Worked(done=1)
-    assert worker._contention, "it has met another, and takes runs out of their order for a while"
+    monkeypatch.setattr(worker, "_list_turns", lambda: None)
+    worker._due_runs.turns = [RunTurn("P1", 0.0, "one", f"run/{one.key(n)}") for n in (1, 2)]
+    assert worker.run_until_idle() == WorkerStats(done=1)
+    assert worker._due_runs.contention, "it has met another, and takes runs out of their order for a while"
     monkeypatch.undo()
     for n in range(30):
         one.submit(10 + n)
@@ -478,7 +479,7 @@ def test_what_a_dead_worker_had_is_taken_over_and_the_dead_is_marked(tmp_path: P
         other.submit(1)
         dead = _die(path, one, 1), _die(path, other, 1)
         worker = alone(engine, one)
-        assert worker.run_until_idle() == Worked(), "their leases last"
+        assert worker.run_until_idle() == WorkerStats(), "their leases last"
         assert one.last_run(1).status == "RUNNING"
         other.submit(2)
         alive = _die(path, other, 2)
@@ -489,16 +490,16 @@ def test_what_a_dead_worker_had_is_taken_over_and_the_dead_is_marked(tmp_path: P
                 me.quiet = True
             each.close()
         worker = alone(engine, one)
-        assert worker.run_until_idle() == Worked(done=1)
+        assert worker.run_until_idle() == WorkerStats(done=1)
         assert [attempt.reason for attempt in one.last_run(1).attempts] == ["lease_expired", ""]
         assert other.last_run(1).status == "RUNNING", "nobody here knows it"
         worker = alone(engine, one)
         worker.run_until_idle()
         assert _states(engine) == ["ALIVE", "ALIVE", "ALIVE", "GONE"]
         assert {job.job_id: job.state for job in engine.jobs()} == {lives: "RUNNING", lost: "LOST"}
-        assert alone(engine, other).run_until_idle() == Worked(done=1)
+        assert alone(engine, other).run_until_idle() == WorkerStats(done=1)
         worker.run_until_idle()
-        assert worker._sweep._checked_workers, "the other is not looked for again at once"
+        assert worker._due_runs.sweep._checked_workers, "the other is not looked for again at once"
         alive.close()
         verify_chain(engine.store.read_entries())
 
@@ -512,9 +513,9 @@ def test_what_a_silent_worker_had_is_taken_over_when_its_lease_is_over(
         one.submit(1)
         silent = _die(path, one, 1)
         clock.advance(50.0)
-        assert alone(engine, one).run_until_idle() == Worked()
+        assert alone(engine, one).run_until_idle() == WorkerStats()
         clock.advance(20.0)
-        assert alone(engine, one).run_until_idle() == Worked(done=1)
+        assert alone(engine, one).run_until_idle() == WorkerStats(done=1)
         silent.close()
 
 
@@ -523,7 +524,7 @@ def test_a_worker_that_ends_in_order_leaves_nothing_to_look_for(tmp_path: Path) 
     with oncemore.open(tmp_path / "log.db"):
         one(1)
     with oncemore.open(tmp_path / "log.db") as engine:
-        assert list(engine.store.list_heads(HeadQuery("worker", due_by=workers.FAR_FUTURE))) == []
+        assert list(engine.store.list_heads(HeadQuery("worker", due_by=FAR_FUTURE))) == []
         assert _states(engine) == ["ENDED"]
 
 
@@ -675,8 +676,8 @@ def test_a_worker_that_is_told_to_stop_before_it_has_begun_stops(engine: oncemor
     one.submit(1)
     worker = alone(engine, one, grace_s=5.0)
     worker.stop()
-    assert worker.run() == Worked()
-    assert worker.run_until_idle() == Worked(done=1), "that was for once"
+    assert worker.run() == WorkerStats()
+    assert worker.run_until_idle() == WorkerStats(done=1), "that was for once"
     began = time.monotonic()
     for _ in range(20):
         with alone(engine, one, grace_s=5.0):
@@ -688,9 +689,9 @@ def test_a_run_that_is_under_way_here_is_not_taken_again(engine: oncemore.Engine
     one = step("one")
     keys = [f"run/{one.submit(n).key}" for n in range(2)]
     worker = alone(engine, one)
-    worker._refresh_turns()
-    worker._refreshed_at = time.monotonic()
-    worker._active_runs[worker._turns[0].entity] = "one"
+    worker._list_turns()
+    worker._due_runs.listed_at = time.monotonic()
+    worker._active_runs[worker._due_runs.turns[0].entity] = "one"
     turn = worker._take_turn()
     assert turn is not None
     assert {turn.entity, *worker._active_runs} == set(keys)
@@ -729,7 +730,7 @@ def test_sealed_arguments_come_to_the_worker_and_jobs_are_read_again(tmp_path: P
     one = step("one")
     with oncemore.open(tmp_path / "log.db", codec=Cipher()) as engine:
         run = one.submit(1)
-        assert alone(engine, one).run_until_idle() == Worked(done=1)
+        assert alone(engine, one).run_until_idle() == WorkerStats(done=1)
         assert run.wait(5).value == 1
 
         @oncemore.step(effect="idempotent", name="flaky", policy=CALM)
@@ -742,7 +743,7 @@ def test_sealed_arguments_come_to_the_worker_and_jobs_are_read_again(tmp_path: P
         alone(engine, flaky).run_until_idle()
         with oncemore.testing.FakeClock() as clock:
             clock.advance(5.0)
-            assert alone(engine, flaky).run_until_idle() == Worked(done=1)
+            assert alone(engine, flaky).run_until_idle() == WorkerStats(done=1)
         job = one.map([2, 3])
         assert engine.jobs()[0].items == job.items
     assert b"canary" not in (tmp_path / "log.db").read_bytes()
@@ -752,8 +753,8 @@ def test_runs_of_a_step_that_got_another_name_are_done_under_it(engine: oncemore
     old = step("old")
     run = old.submit(1)
     new = step("new", aliases="old")
-    assert alone(engine, new).unknown() == {}
-    assert alone(engine, new).run_until_idle() == Worked(done=1)
+    assert alone(engine, new).unknown_steps() == {}
+    assert alone(engine, new).run_until_idle() == WorkerStats(done=1)
     assert run.wait(5).value == 1
 
 
@@ -763,7 +764,7 @@ def test_what_needs_a_person_is_held_and_not_tried_over_and_over(engine: oncemor
         raise oncemore.NeedsReview("AMBIGUOUS_NAME", "two of them")
 
     doubtful.submit(1)
-    assert alone(engine, doubtful).run_until_idle() == Worked(held=1)
+    assert alone(engine, doubtful).run_until_idle() == WorkerStats(held=1)
     assert doubtful.map([1]).counts["held"] == 1
     with pytest.raises(oncemore.Quarantined, match=r"engine\.quarantine\.reject ends it"):
         doubtful.cancel(1, reason="no")

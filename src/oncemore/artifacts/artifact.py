@@ -14,7 +14,7 @@ import re
 from contextvars import ContextVar
 from datetime import date as Date  # noqa: N812 - a date is also what its parameter is called
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from unicodedata import normalize
 
 from oncemore._values import FrozenRecord, Value
@@ -23,6 +23,7 @@ from oncemore.errors import UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from oncemore.artifacts.store import ArtifactStore
     from oncemore.log.record import ArtifactRecord
 
 MAX_NAME_LENGTH = 200
@@ -127,25 +128,15 @@ def check_media_type(text: Any) -> str:
     return text
 
 
-class ArtifactReader(Protocol):
-    """Reads the bytes of artifacts, verified against their digests."""
-
-    def open(self, digest: str, size: int) -> BinaryIO:
-        """Return a verified, seekable file for reading."""
-
-    def path(self, digest: str, size: int) -> Path:
-        """Return the path of a verified file of this machine."""
-
-
 #: The artifact store of the current attempt or read.
-CURRENT_READER: ContextVar[ArtifactReader | None] = ContextVar("oncemore.shelf", default=None)
+CURRENT_READER: ContextVar[ArtifactStore | None] = ContextVar("oncemore.artifact_reader", default=None)
 
 
 class _StoredArtifact(FrozenRecord):
     """Base class with the artifact store, which is not part of the value."""
 
     __slots__ = ("_reader",)
-    _reader: ArtifactReader | None
+    _reader: ArtifactStore | None
 
 
 class Artifact(_StoredArtifact):
@@ -214,7 +205,7 @@ class Artifact(_StoredArtifact):
         """Return the path of its bytes after verifying them; only a local folder has paths."""
         return self._find_reader().path(self.digest, self.size)
 
-    def _find_reader(self) -> ArtifactReader:
+    def _find_reader(self) -> ArtifactStore:
         # A copy or an unpickled value has no _reader.
         reader = getattr(self, "_reader", None) or CURRENT_READER.get()
         if reader is None:

@@ -101,12 +101,14 @@ class ArtifactBackend(Protocol):
         """Return the logs that have artifacts here."""
 
 
-def compute_digest(file: BinaryIO) -> tuple[str, int]:
-    """Return the digest and the size of the rest of a file, in bounded memory."""
+def compute_digest(file: BinaryIO, copy: BinaryIO | None = None) -> tuple[str, int]:
+    """Return the digest and the size of the rest of a file, in bounded memory; write its bytes to `copy`."""
     hasher, size = sha256(), 0
     while data := file.read(CHUNK_BYTES):
         hasher.update(data)
         size += len(data)
+        if copy is not None:
+            copy.write(data)
     return hasher.hexdigest(), size
 
 
@@ -143,11 +145,6 @@ class FolderBackend:
         self.root = Path(root)
         self.url = str(self.root)
 
-    def locate_object(self, digest: str) -> Path:
-        """Return the path of an object, which may not exist."""
-        check_digest(digest)
-        return self.root / "sha256" / digest[:2] / digest
-
     def start_upload(self) -> FolderUpload:
         """Return an upload to a private file."""
         # In the same file system as the objects: a rename across file systems is not atomic.
@@ -157,11 +154,12 @@ class FolderBackend:
 
     def open_object(self, digest: str) -> BinaryIO:
         """Return an object's file."""
-        return self.locate_object(digest).open("rb")
+        return self.object_path(digest).open("rb")
 
     def object_path(self, digest: str) -> Path:
-        """Return an object's path."""
-        return self.locate_object(digest)
+        """Return the path of an object, which may not exist."""
+        check_digest(digest)
+        return self.root / "sha256" / digest[:2] / digest
 
     def list_objects(self) -> Iterator[StoredObject]:
         """Return every object; ignore files with other names."""
@@ -181,7 +179,7 @@ class FolderBackend:
 
     def remove_object(self, digest: str, before: float) -> bool:
         """Remove an object, unless a writer has published it again."""
-        file = self.locate_object(digest)
+        file = self.object_path(digest)
         # Exclusive, so that no writer publishes between the check of the age and the removal.
         with self.hold_lock(shared=False):
             try:
@@ -204,7 +202,7 @@ class FolderBackend:
 
     def register_log(self, log: str) -> None:
         """Write the address of a log to a file of its own."""
-        logs, file = self.root / "logs", self._signature(log)
+        logs, file = self.root / "logs", self._registration_file(log)
         _make_folder(logs)
         if not file.exists():
             # Renamed into place, so that a reader never sees a part of an address.
@@ -216,17 +214,17 @@ class FolderBackend:
             new.replace(file)
             _sync_folder(logs)
 
-    def has_signature(self, log: str) -> bool:
+    def is_registered(self, log: str) -> bool:
         """Whether a log has, or had, artifacts here."""
-        return self._signature(log).exists()
+        return self._registration_file(log).exists()
 
-    def remove_signature(self, log: str) -> bool:
+    def unregister_log(self, log: str) -> bool:
         """Remove the registration of a log; its objects stay. Return whether it was registered."""
-        was_registered = self.has_signature(log)
-        self._signature(log).unlink(missing_ok=True)
+        was_registered = self.is_registered(log)
+        self._registration_file(log).unlink(missing_ok=True)
         return was_registered
 
-    def _signature(self, log: str) -> Path:
+    def _registration_file(self, log: str) -> Path:
         return self.root / "logs" / sha256(log.encode()).hexdigest()[:32]
 
     def registered_logs(self) -> frozenset[str]:
@@ -267,7 +265,7 @@ class FolderUpload:
         """Sync the file, rename it to its object path, and sync the folders."""
         os.fchmod(self._file.fileno(), 0o400)
         os.fsync(self._file.fileno())
-        target = self._folder.locate_object(digest)
+        target = self._folder.object_path(digest)
         with self._folder.hold_lock(shared=True):
             for parent in (target.parent.parent, target.parent):
                 parent.mkdir(mode=0o700, exist_ok=True)

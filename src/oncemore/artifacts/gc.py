@@ -43,7 +43,7 @@ class GarbageReport(Value):
 
     objects: int
     bytes: int
-    rests: int
+    leftovers: int
 
 
 def find_garbage(

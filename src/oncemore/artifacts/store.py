@@ -23,9 +23,9 @@ import msgspec
 
 from oncemore import clock as clocks
 from oncemore._redact import log_warning
+from oncemore.artifacts import gc
 from oncemore.artifacts.artifact import CURRENT_READER, ArtifactLabel, format_date, reference_to_artifact
 from oncemore.artifacts.backends import CHUNK_BYTES, altered_object_error, compute_digest
-from oncemore.artifacts.gc import DAY_S, collect_garbage, find_garbage
 from oncemore.errors import PolicyViolation, StoreError, UsageError
 from oncemore.log.encryption import decrypt_bytes
 from oncemore.log.entry_codec import decode_head
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from oncemore.artifacts.artifact import Artifact
     from oncemore.artifacts.backends import ArtifactBackend, StoredObject
-    from oncemore.artifacts.gc import GarbageReport
     from oncemore.log.record import RunRecord
     from oncemore.steps.attempt import RunningAttempt
     from oncemore.steps.call import PreparedCall
@@ -53,7 +52,7 @@ RESULT_NAME = "$result"
 #: Entity name for the encryption of a large result; the body with its digest is bound to the entry itself.
 SPILLED = "spilled"
 MAX_LISTED = 2**31 - 1
-STORED, QUARANTINED, REJECTED = "STORED", "QUARANTINED", "REJECTED"
+STORED, QUARANTINED = "STORED", "QUARANTINED"
 
 
 class ArtifactStore:
@@ -166,31 +165,21 @@ def convert_os_errors(backend: ArtifactBackend, action: str) -> Iterator[None]:
 def _verify_file(file: BinaryIO, digest: str, size: int) -> BinaryIO:
     """Return a file with the verified bytes, at its beginning."""
     if file.seekable():
-        actual_digest, actual_size = compute_digest(file)
-        file.seek(0)
+        actual = compute_digest(file)
     else:
+        # Imported here: rarely needed, and slow to import.
+        import tempfile
+
         # A network stream cannot be read twice: its bytes are copied while they are hashed.
-        file, actual_digest, actual_size = _copy_to_temporary(file)
-    if (actual_digest, actual_size) != (digest, size):
+        with file, tempfile.TemporaryFile() as copy:
+            actual = compute_digest(file, copy)
+            copy.flush()
+            file = io.open(os.dup(copy.fileno()), "rb")  # noqa: SIM115, UP020 - the caller closes it
+    file.seek(0)
+    if actual != (digest, size):
         file.close()
-        raise altered_object_error(digest, actual_digest, actual_size)
+        raise altered_object_error(digest, *actual)
     return file
-
-
-def _copy_to_temporary(file: BinaryIO) -> tuple[BinaryIO, str, int]:
-    # Imported here: rarely needed, and slow to import.
-    import tempfile
-
-    hasher, size = sha256(), 0
-    with file, tempfile.TemporaryFile() as copy:
-        while data := file.read(CHUNK_BYTES):
-            hasher.update(data)
-            size += len(data)
-            copy.write(data)
-        copy.flush()
-        readable = io.open(os.dup(copy.fileno()), "rb")  # noqa: SIM115, UP020 - the caller closes it
-    readable.seek(0)
-    return readable, hasher.hexdigest(), size
 
 
 def _read_chunks(content: Content) -> Iterator[bytes]:
@@ -226,10 +215,9 @@ class ChildArtifactWriter:
 
     def put_artifact(self, attempt: RunningAttempt, content: Content, label: ArtifactLabel) -> Artifact:
         """Store content; the parent process checks it against the log."""
-        digest, size = self.artifact_store.write_content(content, lambda: None)
-        head = attempt.seen
+        written, head = self.artifact_store.write_content(content, lambda: None), attempt.seen
         return attempt.attach_artifact(
-            make_reference(head.entity, head.record, label, digest, size, clocks.current.wall())
+            make_reference(head.entity, head.record, label, *written, clocks.current.wall())
         )
 
     def leave_evidence(self, attempt: RunningAttempt, content: Content, label: ArtifactLabel) -> Artifact:
@@ -259,16 +247,12 @@ def make_reference(
         state=STORED,
         step=run.step,
         run_entity=entity,
-        name=label.name,
         digest=digest,
         size=size,
-        media_type=label.media_type,
-        date=label.date,
-        site=label.site,
-        h3=label.h3,
         created_at=now,
         tenant=run.tenant,
         cfg_hash=run.cfg_hash,
+        **label._asdict(),
     )
 
 
@@ -293,7 +277,8 @@ class Artifacts:
         name: str | None = None,
     ) -> list[Artifact]:
         """Return the artifacts of finished steps, oldest first; a month or a year includes its days."""
-        records = self.list_references(step=step)
+        query = HeadQuery("artifact", STORED, float("inf"), step, limit=MAX_LISTED)
+        records = (decode_head(head.head, ArtifactRecord) for head in self._engine.store.list_heads(query))
         day = None if date is None else format_date(date)
         with self.artifact_store.use_store():
             return [
@@ -305,15 +290,6 @@ class Artifacts:
                 and (h3 is None or record.h3 == h3.lower())
                 and (name is None or record.name == name)
             ]
-
-    def list_references(
-        self, *, step: str | None = None, state: str | None = STORED
-    ) -> Iterator[ArtifactRecord]:
-        """Return references from the log; `state="QUARANTINED"` for those with altered bytes."""
-        query = HeadQuery("artifact", state, float("inf"), step, limit=MAX_LISTED)
-        return (decode_head(head.head, ArtifactRecord) for head in self._engine.store.list_heads(query))
-
-    # For the engine ---------------------------------------------------------------------------------
 
     def load_reference(self, ref: str) -> ArtifactRecord | None:
         """Return a reference, or None."""
@@ -354,18 +330,16 @@ class Artifacts:
         if not self.artifact_store.is_configured:
             return None
         try:
-            cipher = self._engine.cipher
-            data = bytes(encoded)
-            digest, size = self.write_content(
-                data if cipher is None else cipher.encrypt_body(data, SPILLED, 0)
-            )
+            cipher, data = self._engine.cipher, bytes(encoded)
+            stored = data if cipher is None else cipher.encrypt_body(data, SPILLED, 0)
+            digest, size = self.write_content(stored)
         except Exception as error:  # noqa: BLE001 - the step is done, and its COMMIT must not fail
             log_warning(f"a large result of {run.step} stays in the log: {error}")
             return None
-        now = self._engine.now()
         label = ArtifactLabel(RESULT_NAME, "application/json")
+        record = make_reference(entity, run, label, digest, size, self._engine.now())
         # By the run, not the configuration: a rerun may return another result, which is not immutable.
-        record = make_reference(entity, run, label, digest, size, now)._replace(cfg_hash=run.run_id)
+        record = record._replace(cfg_hash=run.run_id)
         return reference_entity(record), record
 
     def fetch_result(self, spilled: dict[str, Any]) -> Any:
@@ -386,7 +360,8 @@ class Artifacts:
         """
         from oncemore.log import head_access
 
-        engine, body = self._engine, {"quarantine": _quarantine_evidence(error)}
+        engine, notifier, evidence = self._engine, self._engine.notifier, vars(error).get("evidence", {})
+        body = {"quarantine": {"reason": "checksum_mismatch", "message": str(error), **evidence}}
         while True:
             head = engine.store.load_head(ref)
             before = None if head is None else decode_head(head.head, ArtifactRecord)
@@ -395,34 +370,30 @@ class Artifacts:
             change = RecordChange(("ESCALATION",), before, before._replace(state=QUARANTINED), body)
             now = engine.now()
             notifications: tuple[Any, ...] = ()
-            if engine.notifier is not None:
-                change, notifications = engine.notifier.add_notifications(
-                    engine, ref, head.version, change, now
-                )
+            if notifier is not None:
+                change, notifications = notifier.add_notifications(engine, ref, head.version, change, now)
             write = head_access.build_write(ref, head.version, head.hash, change, now, engine.cipher)
             # In the same batch, so that a crash cannot lose the notifications.
             events = (head_access.build_event_write(event, now, engine.cipher) for event in notifications)
             reply = engine.store.append(Batch((write, *events))).wait()
-            if notifications and isinstance(reply, Stored):
-                engine.notifier.wake_thread(engine)  # type: ignore[union-attr]
+            if notifier is not None and notifications and isinstance(reply, Stored):
+                notifier.wake_thread(engine)
             # A conflict on the reference itself means that another process has recorded it.
             if isinstance(reply, Stored) or reply.entity == ref:
                 return
 
     def find_garbage(
-        self, *, older_than: float = DAY_S, also: tuple[Engine, ...] = ()
+        self, *, older_than: float = gc.DAY_S, also: tuple[Engine, ...] = ()
     ) -> tuple[StoredObject, ...]:
         """Return the objects that `collect_garbage` would remove."""
-        return tuple(find_garbage((self._engine, *also), self.artifact_store.backend, older_than)[0])
+        return tuple(gc.find_garbage((self._engine, *also), self.artifact_store.backend, older_than)[0])
 
-    def collect_garbage(self, *, older_than: float = DAY_S, also: tuple[Engine, ...] = ()) -> GarbageReport:
+    def collect_garbage(
+        self, *, older_than: float = gc.DAY_S, also: tuple[Engine, ...] = ()
+    ) -> gc.GarbageReport:
         """Remove objects without a reference and the leftovers of dead writers; return a report.
 
         older_than  seconds since an object was last written, at least 60
         also        engines on the other logs with artifacts in the same backend
         """
-        return collect_garbage((self._engine, *also), self.artifact_store.backend, older_than)
-
-
-def _quarantine_evidence(error: PolicyViolation) -> dict[str, Any]:
-    return {"reason": "checksum_mismatch", "message": str(error), **vars(error).get("evidence", {})}
+        return gc.collect_garbage((self._engine, *also), self.artifact_store.backend, older_than)

@@ -21,18 +21,16 @@ if TYPE_CHECKING:
         parse_event,
         proof_schema,
     )
-    from oncemore.audit.sinks import AuditFile, to_logging
+    from oncemore.audit.sinks import AuditFile, AuditStream, AuditSummary, to_logging
     from oncemore.audit.spool import AuditSpool
-    from oncemore.audit.stream import AuditStream, AuditSummary
 
 # The same names as strings: the imports above are only for the type checker.
 _NAMES_BY_MODULE = {
     "_redact": "mask_text",
     "audit.events": "AuditEvent Idempotency IdempotencyCleared RetryAttempt RetryExhausted RetryRefused "
     "RetrySucceeded event_schema parse_event proof_schema",
-    "audit.sinks": "AuditFile to_logging",
+    "audit.sinks": "AuditFile AuditStream AuditSummary to_logging",
     "audit.spool": "AuditSpool",
-    "audit.stream": "AuditStream AuditSummary",
 }
 _MODULE_OF_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+#: The versions of the JSON form of an event.
+FormVersion = Literal[1, 2]
 # Years 1 to 9999, the range of RFC 3339.
 FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799
 
@@ -49,14 +51,14 @@ class AuditEvent:
     # Not compared: an event that was read from version 1 of the JSON equals the one that was written.
     policy: str | None = field(default=None, compare=False)
 
-    def to_dict(self, version: int = 1) -> dict[str, str | int | float | None]:
+    def to_dict(self, version: FormVersion = 1) -> dict[str, str | int | float | None]:
         """Return the event as plain values, in version 1 or 2 of its form."""
         check_version(version)
         plain: dict[str, str | int | float | None] = {"event_type": self.event_type}
         plain.update((name, getattr(self, name)) for name in _list_fields(type(self)))
         return plain if version == 1 or self.policy is None else {**plain, "policy": self.policy}
 
-    def to_json(self, version: int = 1) -> str:
+    def to_json(self, version: FormVersion = 1) -> str:
         """Return the event as one line of JSON, in version 1 or 2 of its form."""
         return json.dumps(self.to_dict(version), ensure_ascii=False, allow_nan=False)
 
@@ -72,12 +74,11 @@ _TRAILING_FIELDS = ("tenant_id", "correlation_id", "trace_id", "timestamp")
 _SHARED_FIELDS = frozenset({*_LEADING_FIELDS, *_TRAILING_FIELDS, "policy"})
 
 
-def check_version(version: object) -> int:
-    """Return a supported version of the events' form; raise `UsageError` for any other value."""
+def check_version(version: object) -> None:
+    """Raise `UsageError` for an unknown version of the events' form."""
     # `True == 1`: the type is compared too.
     if type(version) is not int or version not in (1, 2):
         raise UsageError(f"version is {version!r}; events have the versions 1 and 2")
-    return version
 
 
 def _list_fields(event_class: type[AuditEvent]) -> list[str]:
@@ -225,7 +226,7 @@ def proof_schema() -> dict[str, Any]:
     return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
-def event_schema(event_type: str, version: int = 1) -> dict[str, Any]:
+def event_schema(event_type: str, version: FormVersion = 1) -> dict[str, Any]:
     """Return the JSON Schema of an event type; version 2 is version 1 plus the field `policy`."""
     check_version(version)
     _find_class(event_type)

@@ -2,7 +2,7 @@
 
 It hashes the failure's code, the provider, the step, and the message without its volatile parts: times and
 dates, UUIDs, hex strings, network addresses with ports, identifiers that mix letters and digits, numbers.
-The module imports nothing heavy, because the classifiers load it.
+The module imports nothing heavy: only a failure that is recorded needs more.
 """
 
 from __future__ import annotations

@@ -30,7 +30,6 @@ from oncemore.policy.canonical_json import canonical_digest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from os import PathLike
-    from types import TracebackType
     from typing import Any, Self
 
     from oncemore.audit.events import AuditEvent
@@ -162,9 +161,7 @@ class AuditSpool:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # ------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import IO, Any
 
     from oncemore.audit.events import AuditEvent
-    from oncemore.audit.stream import AuditStream
+    from oncemore.audit.sinks import AuditStream
     from oncemore.cli.output import Color
 
 EXAMPLES = """

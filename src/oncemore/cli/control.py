@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from oncemore.cli.output import OutputWriter
-    from oncemore.control.switches import ActiveSwitch, ApprovalState, PendingApproval
+    from oncemore.control.approvals import ApprovalState, PendingApproval
+    from oncemore.control.switches import ActiveSwitch
     from oncemore.steps.engine import Engine
 
 SWITCH_EXAMPLES = """

@@ -19,8 +19,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oncemore.workers.service import Worker
-    from oncemore.workers.worker import WorkerHealth
+    from oncemore.workers.worker import Worker, WorkerHealth
 
 #: Maximum age of the last pass of the loop, and of the last read of the store, in seconds.
 MAX_LOOP_S, MAX_STORE_AGE_S = 30.0, 15.0

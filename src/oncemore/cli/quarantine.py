@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     from oncemore.cli.output import OutputWriter
-    from oncemore.control.quarantine import QuarantineItem
+    from oncemore.control.quarantine_items import QuarantineItem
     from oncemore.steps.engine import Engine
 
     F = TypeVar("F", bound=Callable[..., Any])
@@ -89,7 +89,7 @@ _decision_options = combine_options(
 @choice_option("--kind", ("run", "artifact", "event"), "Only this kind: run, artifact or event.")
 @value_option("--since", "TIME", "Only items since: 30m, 2h, 3d, or 2026-11-16T08:00Z.")
 @ids_option
-def list_(engine: Engine, since: str | None, only_ids: bool, **filters: str | None) -> CommandReport:
+def list_(engine: Engine, since: str | None, only_ids: bool, **filters: Any) -> CommandReport:
     """List quarantined items, the oldest first."""
     from oncemore.cli.quarantine_tables import print_items
     from oncemore.queries.times import parse_instant

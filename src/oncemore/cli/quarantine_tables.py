@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from oncemore.cli.output import OutputWriter
     from oncemore.control.notifications import NotificationStatus
-    from oncemore.control.quarantine import QuarantineCase, QuarantineItem
+    from oncemore.control.quarantine_items import QuarantineCase, QuarantineItem
     from oncemore.steps.history import AttemptView
 
 COLUMN_HEADS = ("id", "since", "kind", "step", "attempts", "reason")

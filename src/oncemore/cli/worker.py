@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn, TypeVar
 
     from oncemore.inbox import Inbox
-    from oncemore.workers.service import Worker
-    from oncemore.workers.worker_report import Leftover, Worked
+    from oncemore.workers.worker import Worker
+    from oncemore.workers.worker_report import Leftover, WorkerStats
 
     F = TypeVar("F", bound=Callable[..., Any])
 
@@ -127,7 +127,8 @@ def worker(
     """
     from oncemore.cli.health_server import parse_listen_address, serve_health
     from oncemore.queries.stores import open_or_create
-    from oncemore.workers.service import Worker, find_steps
+    from oncemore.workers.find_steps import find_steps
+    from oncemore.workers.worker import Worker
 
     _log_to_stderr()
     selected = _select_steps(find_steps(modules), steps)
@@ -164,7 +165,7 @@ def _log_start(worker: Worker, subject: str) -> None:
     from oncemore.steps.engine import log
 
     log.info("oncemore: worker started for %s", subject)
-    for name, count in worker.unknown().items():
+    for name, count in worker.unknown_steps().items():
         log.warning("oncemore: %d due runs of %s stay: this worker does not have that step", count, name)
 
 
@@ -204,7 +205,7 @@ def _run_worker(worker: Worker, wait_s: float | None, in_json: bool, subject: st
     return EXIT_WORK_LEFT if any(leftover.is_due for leftover in leftovers) else 0
 
 
-def _log_end(stats: Worked, leftovers: tuple[Leftover, ...]) -> None:
+def _log_end(stats: WorkerStats, leftovers: tuple[Leftover, ...]) -> None:
     """Log the number of runs by result, and the runs that are left with their reasons."""
     from oncemore.steps.engine import log
     from oncemore.workers.worker_report import summarize
@@ -245,7 +246,7 @@ def inbox(
     from oncemore.inbox import inbox_from_url
     from oncemore.queries.stores import open_or_create
     from oncemore.steps.engine import log
-    from oncemore.workers.service import find_steps
+    from oncemore.workers.find_steps import find_steps
 
     _log_to_stderr()
     if ":" not in step:

@@ -1,7 +1,7 @@
 """Switches and approvals as values, and the rules for them; no I/O.
 
 A switch stops new attempts: all of them (`all_execution`), or those of one step, tenant or pipeline. An
-operator turns it on, or a policy with `halt_scope: pipeline` (`control.pipeline_halt`). Attempts that have
+operator turns it on, or a policy with `halt_scope: pipeline` (`control.permits`). Attempts that have
 begun may end. All switches of a log are one entity, so that an attempt has a single version to compare.
 
 An approval lets the attempts of one key begin. It is valid only for the key, arguments, step version, effect
@@ -115,7 +115,9 @@ def turn_switch_on(control: SwitchBoard, name: str, details: Mapping[str, Any]) 
     return _make_board(control, {**control.active, name: dict(details)})
 
 
-def halted(control: SwitchBoard, pipeline: str, details: Mapping[str, Any]) -> tuple[SwitchBoard, str]:
+def add_pipeline_halt(
+    control: SwitchBoard, pipeline: str, details: Mapping[str, Any]
+) -> tuple[SwitchBoard, str]:
     """Return the switches after a pipeline was halted, and the name of the switch that halts it."""
     name = switch_name(pipeline=pipeline)
     # A halt must take effect even if the number of switches is at its limit, so it stops everything then.

@@ -84,20 +84,11 @@ class NatsSwitches:
         if tenant:
             names.append(switch_name("", tenant))
         values = self._run_in_loop(self._fetch_values([bucket_key(*name.split(":", 1)) for name in names]))
-        active = {
-            name: details
-            for name, data in zip(names, values, strict=True)
-            if (details := parse_switch(name, data))
-        }
-        return SwitchBoard(STOPPED, active) if active else SwitchBoard()
+        return _make_board(dict(zip(names, values, strict=True)))
 
     def all_switches(self) -> SwitchBoard:
         """Return all switches of the bucket that are on."""
-        values = self._run_in_loop(self._switch_values())
-        active = {
-            name: details for name, data in sorted(values.items()) if (details := parse_switch(name, data))
-        }
-        return SwitchBoard(STOPPED, active) if active else SwitchBoard()
+        return _make_board(dict(sorted(self._run_in_loop(self._switch_values()).items())))
 
     def load_approval(self, key: str) -> Approval | None:
         """Return the approval of a key, or None."""
@@ -146,11 +137,8 @@ class NatsSwitches:
         connection, subject = await self._get_connection(), f"$KV.{self._bucket}."
         info = await connection.jetstream().stream_info(f"KV_{self._bucket}", subjects_filter=f"{subject}>")
         keys = [key.removeprefix(subject) for key in info.state.subjects or ()]
-        names = {key: _switch_name(key) for key in keys}
-        wanted = [key for key in keys if names[key]]
-        return {
-            names[key]: value for key, value in zip(wanted, await self._fetch_values(wanted), strict=True)
-        }
+        names = {key: name for key in keys if (name := _switch_name(key))}
+        return dict(zip(names.values(), await self._fetch_values(list(names)), strict=True))
 
     async def _close_connection(self) -> None:
         connection, self._connection = self._connection, None
@@ -199,6 +187,12 @@ def _switch_name(key: str) -> str:
         return kind if kind == ALL_EXECUTION else ""
     plain = _ESCAPED.sub(lambda match: bytes.fromhex(match[1].decode()), name.encode())
     return f"{kind}:{plain.decode(errors='replace')}" if kind in ("step", "tenant") else ""
+
+
+def _make_board(values: dict[str, bytes | None]) -> SwitchBoard:
+    """Return the switches with these values by name."""
+    active = {name: details for name, data in values.items() if (details := parse_switch(name, data))}
+    return SwitchBoard(STOPPED, active) if active else SwitchBoard()
 
 
 def parse_switch(name: str, data: bytes | None) -> dict[str, Any] | None:

@@ -148,11 +148,11 @@ class Notifier:
                 due = self._window_end(now) if ordinal else 0.0
                 notifications.append(self._build_notification(sink, lane, ordinal, due, subject, now))
             ids.append(event_id)
-        return change._replace(body={**change.body, "notices": ids}), tuple(notifications)
+        return change._replace(body={**change.body, "notifications": ids}), tuple(notifications)
 
     def _lane_name(self, sink: str, subject: NotificationSubject, now: float, unique: str) -> str:
         window = str(int(now // self.every_s)) if self.every_s else unique
-        group = {"sink": sink, "step": subject.step, "reason": subject.reason, "stretch": window}
+        group = {"sink": sink, "step": subject.step, "reason": subject.reason, "window": window}
         # A failure and a hold may have the same reason; they must not share one window.
         if subject.event == FAILURE:
             group["event"] = FAILURE
@@ -185,7 +185,7 @@ class Notifier:
             "attempts": subject.attempts,
             "error": {name: subject.error.get(name, "") for name in ("type", "code")},
             "since": now,
-            "told_again_after": self._window_end(now) or None,
+            "notify_again_after": self._window_end(now) or None,
             "next": _next_command(subject, ordinal),
         }
 
@@ -219,7 +219,7 @@ class _NotifierThread:
     def __init__(self, relay: RelayCore, engine: Engine) -> None:
         self._relay, self._log_warning = relay, log_warning
         self._wake_event, self._closing, self._stop = threading.Event(), threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run_relay, name="oncemore-notices", daemon=True)
+        self._thread = threading.Thread(target=self._run_relay, name="oncemore-notifications", daemon=True)
         # A thread cannot start while the interpreter shuts down; the next process delivers then.
         with suppress(RuntimeError), InterruptShield():
             self._thread.start()
@@ -259,47 +259,40 @@ def _next_command(subject: NotificationSubject, ordinal: int) -> str:
 
 def _describe_subject(engine: Engine, entity: str, change: RecordChange) -> NotificationSubject:
     """Return the subject of a notification for a held item or a failed run."""
-    after, error = change.after, change.body.get("error") or {}
+    after: Any = change.after
+    kind, _, name = entity.partition("/")
+    subject = NotificationSubject(
+        event=find_event(change),
+        kind=kind,
+        item=name,
+        step="",
+        reason="checksum_mismatch",
+        tenant=after.tenant,
+        correlation_id="",
+        attempts=0,
+        error=change.body.get("error") or {},
+    )
     if type(after) is RunRecord:
-        event = find_event(change)
-        return NotificationSubject(
-            event=event,
-            kind="run",
+        return subject._replace(
             item=after.run_id,
             step=after.step,
             reason=after.held_for or after.reason,
-            tenant=after.tenant,
             correlation_id=after.correlation_id,
             attempts=after.attempt_count,
-            error=error,
         )
     if type(after) is EventRecord:
-        return NotificationSubject(
-            event=HOLD,
-            kind="event",
+        return subject._replace(
             item=after.event_id,
             step=after.topic,
             reason=DEAD_LETTER,
-            tenant=after.tenant,
             correlation_id=after.correlation_id,
             attempts=after.attempt,
-            error=error,
         )
-    assert type(after) is ArtifactRecord
     head = engine.store.load_head(after.run_entity)
-    correlation_id = "" if head is None else decode_head(head.head).correlation_id
-    item = entity.removeprefix("artifact/")
-    error = {"type": "PolicyViolation", "code": "CHECKSUM_MISMATCH"}
-    return NotificationSubject(
-        event=HOLD,
-        kind="artifact",
-        item=item,
+    return subject._replace(
         step=after.step,
-        reason="checksum_mismatch",
-        tenant=after.tenant,
-        correlation_id=correlation_id,
-        attempts=0,
-        error=error,
+        correlation_id="" if head is None else decode_head(head.head).correlation_id,
+        error={"type": "PolicyViolation", "code": "CHECKSUM_MISMATCH"},
     )
 
 

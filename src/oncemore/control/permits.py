@@ -6,6 +6,10 @@ an approval changes after the check, the store refuses the INTENT, and the check
 with `checks_guards_late` writes the INTENT first, checks its guards afterwards, and gives the claim back if
 one has changed (ADR 0021). If the switches cannot be read, no attempt begins. External switches
 (`control.nats_switches`) are read every time.
+
+A policy with `halt_scope: pipeline` (CLASS-3) turns on the switch `pipeline:NAME` after an error that is not
+retryable. The switch is written in the same batch as the outcome of the failed attempt, so that a crash
+leaves both or neither. An operator releases it with `oncemore switch off --pipeline NAME`.
 """
 
 from __future__ import annotations
@@ -21,15 +25,21 @@ from oncemore.control.model import (
     SWITCHES_UNKNOWN,
     Approval,
     SwitchBoard,
+    add_pipeline_halt,
     find_blocking_switch,
 )
 from oncemore.log.entry_codec import decode_head
 from oncemore.log.interrupt_shield import InterruptShield
-from oncemore.steps.ops import Permission
+from oncemore.log.record import RecordChange
+from oncemore.policy.verdict import decide_verdict
+from oncemore.steps.ops import LoadHead, Permission
 
 if TYPE_CHECKING:
+    from oncemore.log.record import RunRecord
+    from oncemore.policy.model import Failure
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import AskPermission
+    from oncemore.steps.ops import AskPermission, Script
+    from oncemore.steps.plan import StepPlan
 
 
 class ExternalSwitches(Protocol):
@@ -141,3 +151,24 @@ def load_switches(engine: Engine) -> tuple[int, SwitchBoard]:
 
 
 _NO_SWITCHES: Any = SwitchBoard()
+
+
+def halt_pipeline(plan: StepPlan, run: RunRecord, failure: Failure, now: float) -> Script:
+    """Return the change that halts the step's pipeline; empty if the error is retryable or it is halted.
+
+    A `once` step with an unknown outcome halts its pipeline too if its error is not retryable.
+    """
+    # "pure" instead of the step's effect, so that the error class alone decides.
+    if decide_verdict(failure, plan.policy, "pure") == "RETRYABLE":
+        return ()
+    head = yield LoadHead(SWITCHES_ENTITY, SwitchBoard)
+    by = f"policy {plan.policy.name} {plan.policy.version}"
+    reason = f"{plan.name} failed with {failure.code or failure.kind}, which is not retryable"
+    before: SwitchBoard | None = head.record
+    after, name = add_pipeline_halt(
+        before or SwitchBoard(), plan.pipeline, {"by": by, "reason": reason, "at": now}
+    )
+    if after == before:
+        return ()
+    decision = {"action": "on", "switch": name, "reason": reason, "actor": by, "run_id": run.run_id}
+    return ((head, RecordChange(("CONTROL", "DECISION"), before, after, {"decision": decision})),)

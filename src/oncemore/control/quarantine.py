@@ -1,34 +1,25 @@
-"""The quarantine: items that wait for an operator, their evidence, and the decisions about them.
+"""The quarantine (`engine.quarantine`): lists the items that wait for an operator, and records decisions.
 
-The quarantine is a view of the log and stores nothing itself. It has three kinds of items:
-
-    run       its outcome is unknown, it needs review, an artifact of it was altered, or its workers died
-              until no attempt was left
-    artifact  its bytes were altered
-    event     a dead letter: refused by its sink, or out of attempts
-
-An item leaves by a decision of an operator (`control.review`) or by the step's `reconcile` function. An
-artifact that a held run waits for is part of that run's item.
+The quarantine is a view of the log and stores nothing itself. An item (`control.quarantine_items`) leaves by
+a decision of an operator (`control.review`) or by the step's `reconcile` function.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from oncemore._values import Value
-from oncemore.artifacts.store import ArtifactMissing
-from oncemore.control.notifications import DEAD_LETTER, load_notification_status
+from oncemore.control.quarantine_items import ITEM_KINDS, QuarantineItem, build_case, build_item
 from oncemore.control.review import (
     OperatorDecision,
+    find_staleness,
     is_held,
-    list_choices,
     make_decision,
     record_decision,
+    release_artifact,
     stale_decision,
 )
 from oncemore.errors import PolicyViolation, StaleDecision, UsageError
 from oncemore.limits.cooldowns import release_resources_of_run
-from oncemore.log.entry_codec import decode_head, decode_header, read_body
 from oncemore.log.head_access import load_head
 from oncemore.log.head_index import HELD
 from oncemore.log.record import ArtifactRecord, EventRecord, RunRecord
@@ -37,83 +28,24 @@ from oncemore.log.store import HeadQuery
 from oncemore.policy.canonical_json import normalize_name
 from oncemore.policy.closing import OUTCOME_UNKNOWN
 from oncemore.policy.policy import STANDARD
-from oncemore.steps import history, operator_flow, transitions
+from oncemore.steps import operator_flow
 from oncemore.steps.call import PreparedCall
 from oncemore.steps.ops import ReconcileAnswer
 from oncemore.steps.perform import run_decision
 from oncemore.steps.plan import StepPlan
-from oncemore.steps.run import Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
 
-    from oncemore.control.notifications import NotificationStatus
-    from oncemore.log.encryption import BodyCipher
-    from oncemore.log.store import Entry, Head
+    from oncemore.control.quarantine_items import QuarantineCase
     from oncemore.steps.engine import Engine
-    from oncemore.steps.history import AttemptView
 
 #: The maximum number of listed items per kind; the oldest run ids and references come first.
 MAX_LISTED = 100_000
 #: The minimum length of an abbreviated id.
 MIN_ID_LENGTH = 4
-ITEM_KINDS: dict[str, type] = {"run": RunRecord, "artifact": ArtifactRecord, "event": EventRecord}
 _HELD_STATES = (("run", HELD), ("artifact", "QUARANTINED"), ("event", "DEAD"))
-
-
-class QuarantineItem(Value):
-    """One item in quarantine.
-
-    id        the run_id (never the key), the artifact's reference or the event id
-    kind      run, artifact or event
-    reason    outcome_unknown, quarantined, checksum_mismatch, poison or dead_letter
-    step      the step of the item; the topic of an event
-    since     when it was quarantined, in POSIX seconds
-    version   the version of its entity; a decision about another version is refused
-    attempts  the number of attempts made
-    error     the neutral record of its error
-    entity    its entity in the log
-    """
-
-    id: str
-    kind: str
-    reason: str
-    step: str
-    since: float
-    version: int
-    attempts: int
-    error: dict[str, Any]
-    tenant: str
-    correlation_id: str
-    dataset: str
-    entity: str
-
-
-class QuarantineCase(Value):
-    """An item with all of its evidence.
-
-    rule           the rule that classified the failure
-    effect         the effect of the step; empty for an event
-    input_hash     the digest of the run's arguments
-    proof          the proof of the transition into quarantine, if there is one
-    attempts       the attempts with their outcomes and errors
-    artifact       name, expected digest and actual digest of an altered artifact
-    decisions      earlier decisions about the item
-    notifications  the notifications about the item and their states
-    choices        the actions that an operator can take now
-    """
-
-    item: QuarantineItem
-    rule: str
-    effect: str
-    input_hash: str
-    proof: dict[str, Any] | None
-    attempts: tuple[AttemptView, ...]
-    artifact: dict[str, Any] | None
-    decisions: tuple[dict[str, Any], ...]
-    notifications: tuple[NotificationStatus, ...]
-    choices: tuple[str, ...]
 
 
 class Quarantine:
@@ -136,7 +68,7 @@ class Quarantine:
         *,
         step: str | None = None,
         reason: str | None = None,
-        kind: str | None = None,
+        kind: Literal["run", "artifact", "event"] | None = None,
         tenant: str | None = None,
         since: datetime | float | None = None,
     ) -> tuple[QuarantineItem, ...]:
@@ -148,28 +80,18 @@ class Quarantine:
             raise UsageError(f"kind is {kind!r}; the kinds are {', '.join(ITEM_KINDS)}")
         earliest = 0.0 if since is None else _to_posix_seconds(since)
         step, tenant = (None if name is None else normalize_name(name) for name in (step, tenant))
-        items = [
+        items = (
             item
             for held_kind, state in _HELD_STATES
             if kind in (None, held_kind)
             for item in self._list_items(held_kind, state, step)
-        ]
-        return tuple(
-            sorted(
-                (
-                    item
-                    for item in items
-                    if item.since >= earliest
-                    and reason in (None, item.reason)
-                    and tenant in (None, item.tenant)
-                ),
-                key=lambda item: (item.since, item.id),
-            )
+            if item.since >= earliest and reason in (None, item.reason) and tenant in (None, item.tenant)
         )
+        return tuple(sorted(items, key=lambda item: (item.since, item.id)))
 
     def show(self, item: str | QuarantineItem) -> QuarantineCase:
         """Return an item with its evidence, by its id, a prefix of it, or its entity."""
-        return _build_case(self._engine, self._find_item(item))
+        return build_case(self._engine, self._find_item(item))
 
     # Decisions --------------------------------------------------------------------------------------
 
@@ -199,22 +121,18 @@ class Quarantine:
         """
         if type(answer) is not ReconcileAnswer or answer.found == "unknown":
             raise UsageError("settle takes oncemore.applied(value) or oncemore.not_applied()")
-        decision = make_decision("settle", by, reason, version)
-        entity, decision = self._resolve_target(item, decision)
+        entity, decision = self._resolve_target(item, make_decision("settle", by, reason, version))
         head = load_head(self._engine.store, entity, self._engine.cipher)
         run = head.record
         if type(run) is not RunRecord or run.held_for != OUTCOME_UNKNOWN:
-            raise self._not_settleable_error(entity, head, decision)
-        # The operator has seen another version, and might decide otherwise about this one.
-        if decision.version and decision.version != head.version:
-            raise stale_decision(
-                entity, f"it has version {head.version} now, and was looked at in version {decision.version}"
-            )
-        plan = _make_settle_plan(run)
+            raise _not_settleable_error(entity, run)
+        if stale := find_staleness(head, decision):
+            raise stale
         settled = answer._replace(decided=decision.decision_body)
         if answer.found == "applied":
             # Raises for a value that cannot be encoded, before the decision is written.
             encode_result(answer.value)
+        plan = _make_settle_plan(run)
         call = PreparedCall(entity, plan, cfg_hash=run.cfg_hash)
         try:
             run_decision(self._engine, operator_flow.settle_run(plan, call, settled, head))
@@ -223,16 +141,6 @@ class Quarantine:
             raise stale_decision(entity, "it was changed in this very moment") from None
 
     # ------------------------------------------------------------------------------------------------
-
-    def _not_settleable_error(self, entity: str, head: Any, decision: OperatorDecision) -> Exception:
-        if entity.startswith("run/") and head.record is not None and is_held(head.record):
-            return UsageError(
-                f"the outcome of {head.record.step} is not in doubt ({head.record.held_for}); release, "
-                "rerun or reject it"
-            )
-        if not entity.startswith("run/"):
-            return UsageError("only a run can be settled; release it, or reject it")
-        return stale_decision(entity, "it is not in quarantine any more")
 
     def _apply_decision(self, item: str | QuarantineItem, decision: OperatorDecision) -> None:
         entity, decision = self._resolve_target(item, decision)
@@ -263,16 +171,7 @@ class Quarantine:
         head = load_head(self._engine.store, ref, self._engine.cipher, ArtifactRecord)
         if head.record is None or head.record.state != "QUARANTINED":
             return ()
-        from oncemore.log.record import RecordChange
-
-        return (
-            (
-                head,
-                RecordChange(
-                    ("DECISION",), head.record, head.record._replace(state="STORED"), decision.decision_body
-                ),
-            ),
-        )
+        return ((head, release_artifact(head, decision)),)
 
     def _check_artifact_intact(self, ref: str) -> None:
         """Raise `UsageError` if the bytes of a quarantined artifact do not match its digest."""
@@ -281,11 +180,7 @@ class Quarantine:
             return
         result = self._engine.artifact_store.verify_object(artifact.digest, artifact.size)
         if result != "valid":
-            reason = (
-                str(result)
-                if isinstance(result, PolicyViolation)
-                else str(ArtifactMissing(f"{artifact.digest} is missing"))
-            )
+            reason = result if isinstance(result, PolicyViolation) else f"{artifact.digest} is missing"
             raise UsageError(f"{artifact.name} of {artifact.step} cannot be released: {reason}")
 
     def _resolve_target(
@@ -320,134 +215,20 @@ class Quarantine:
         return matches[0]
 
     def _list_items(self, kind: str, state: str, step: str | None) -> Iterator[QuarantineItem]:
-        store = self._engine.store
-        for head in store.list_heads(HeadQuery(kind, state, step=step, limit=MAX_LISTED)):
-            item = _build_item(self._engine, head)
+        for head in self._engine.store.list_heads(HeadQuery(kind, state, step=step, limit=MAX_LISTED)):
+            item = build_item(self._engine, head)
             if item is not None:
                 yield item
 
 
-def _build_item(engine: Engine, head: Head) -> QuarantineItem | None:
-    """Return the item of a held entity; None if it has been decided on since it was listed."""
-    kind = head.entity.partition("/")[0]
-    state: Any = decode_head(head.head, ITEM_KINDS[kind])
-    # The last entry is the one that put the item into quarantine: its time and error are the item's.
-    entry = next(iter(engine.store.read_entries(head.entity, head.version - 1)), None)
-    if entry is None or not is_held(state):
-        return None
-    body, since = _read_body(entry, engine.cipher), decode_header(entry.header).at
-    error = body.get("error") or {}
-    if type(state) is RunRecord:
-        return QuarantineItem(
-            id=state.run_id,
-            kind=kind,
-            reason=state.held_for,
-            step=state.step,
-            since=since,
-            version=head.version,
-            attempts=state.attempt_count,
-            error=error,
-            tenant=state.tenant,
-            correlation_id=state.correlation_id,
-            dataset=state.dataset,
-            entity=head.entity,
+def _not_settleable_error(entity: str, run: Any) -> Exception:
+    if not entity.startswith("run/"):
+        return UsageError("only a run can be settled; release it, or reject it")
+    if run is not None and is_held(run):
+        return UsageError(
+            f"the outcome of {run.step} is not in doubt ({run.held_for}); release, rerun or reject it"
         )
-    if type(state) is EventRecord:
-        return QuarantineItem(
-            id=state.event_id,
-            kind=kind,
-            reason=DEAD_LETTER,
-            step=state.topic,
-            since=since,
-            version=head.version,
-            attempts=state.attempt,
-            error=error,
-            tenant=state.tenant,
-            correlation_id=state.correlation_id,
-            dataset="",
-            entity=head.entity,
-        )
-    assert type(state) is ArtifactRecord
-    run_head = load_head(engine.store, state.run_entity, engine.cipher)
-    run = run_head.record
-    # The artifact belongs to the item of its held run, and is not listed a second time.
-    if (
-        run is not None
-        and (run_head.body or {}).get("quarantine", {}).get("artifact") == head.entity
-        and is_held(run)
-    ):
-        return None
-    # The entry of an altered artifact has no error record, so the item gets one of the same form.
-    error = {
-        "type": "PolicyViolation",
-        "code": "CHECKSUM_MISMATCH",
-        "message": body.get("quarantine", {}).get("message", ""),
-    }
-    return QuarantineItem(
-        id=head.entity.partition("/")[2],
-        kind=kind,
-        reason=transitions.CHECKSUM_MISMATCH,
-        step=state.step,
-        since=since,
-        version=head.version,
-        attempts=0,
-        error=error,
-        tenant=state.tenant,
-        correlation_id="" if run is None else run.correlation_id,
-        dataset="" if run is None else run.dataset,
-        entity=head.entity,
-    )
-
-
-def _build_case(engine: Engine, item: QuarantineItem) -> QuarantineCase:
-    # Only up to the listed version, so that the evidence and the item describe the same state.
-    entries = list(engine.store.read_entries(item.entity))[: item.version]
-    last = _read_body(entries[-1], engine.cipher)
-    state: Any = None
-    for _, state, _ in history.fold_entries(entries, engine.cipher):  # noqa: B007 - the last one is wanted
-        pass
-    # Only runs have attempts with records of their own.
-    run: Run[Any] | None = Run(engine, item.entity) if item.kind == "run" else None
-    return QuarantineCase(
-        item=item,
-        rule=item.error.get("rule", ""),
-        effect=state.effect if type(state) is RunRecord else "",
-        input_hash=state.input_hash if type(state) is RunRecord else "",
-        proof=last.get("proof"),
-        attempts=run.attempts if run is not None else (),
-        artifact=_describe_artifact(engine, item, last),
-        decisions=tuple(_list_decisions(entries, engine.cipher)),
-        notifications=load_notification_status(engine, last.get("notices", [])),
-        choices=list_choices(state),
-    )
-
-
-def _describe_artifact(engine: Engine, item: QuarantineItem, body: dict[str, Any]) -> dict[str, Any] | None:
-    """Return name, expected digest and actual digest of an item's altered artifact, or None."""
-    ref = item.entity if item.kind == "artifact" else body.get("quarantine", {}).get("artifact")
-    if ref is None:
-        return None
-    head = load_head(engine.store, ref, engine.cipher, ArtifactRecord)
-    artifact, actual = head.record, (head.body or {}).get("quarantine", {})
-    return {
-        "reference": ref,
-        "name": artifact.name,
-        "expected": artifact.digest,
-        "expected_size": artifact.size,
-        "found": actual.get("found", ""),
-        "found_size": actual.get("found_size", 0),
-    }
-
-
-def _list_decisions(entries: list[Entry], cipher: BodyCipher | None) -> Iterator[dict[str, Any]]:
-    for entry in entries:
-        decision = _read_body(entry, cipher).get("decision")
-        if decision is not None:
-            yield {**decision, "at": decode_header(entry.header).at}
-
-
-def _read_body(entry: Entry, cipher: BodyCipher | None) -> dict[str, Any]:
-    return read_body(entry, cipher)
+    return stale_decision(entity, "it is not in quarantine any more")
 
 
 def _make_settle_plan(run: RunRecord) -> StepPlan:
@@ -473,6 +254,3 @@ def _to_posix_seconds(since: datetime | float) -> float:
     if getattr(since, "tzinfo", None) is None:
         raise UsageError(f"since is {since!r}; it takes an aware datetime, or POSIX seconds")
     return since.timestamp()  # type: ignore[union-attr]
-
-
-__all__ = ["Quarantine", "QuarantineCase", "QuarantineItem"]

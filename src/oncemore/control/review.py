@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 MAX_ACTOR_LENGTH, MAX_REASON_LENGTH = 200, 2000
 MAX_EXTRA_ATTEMPTS = 1000
-RELEASED_STATE = "STORED"
 
 
 class OperatorDecision(NamedTuple):
@@ -72,7 +71,7 @@ def record_decision(
         return moved
     head = yield LoadHead(entity, kind)
     now = yield NOW
-    change = _find_staleness(head, decision) or _DECISION_RULES[kind, decision.action](head, decision, now)
+    change = find_staleness(head, decision) or _DECISION_RULES[kind, decision.action](head, decision, now)
     if isinstance(change, Exception):
         return EndCall(None, change)
     saved = yield from append_decision(entity, AppendChange(head, change, also=also))
@@ -112,7 +111,8 @@ def stale_decision(entity: str, reason: str) -> StaleDecision:
     )
 
 
-def _find_staleness(head: LoadedHead, decision: OperatorDecision) -> Exception | None:
+def find_staleness(head: LoadedHead, decision: OperatorDecision) -> Exception | None:
+    """Return the error for an item that does not wait any more, or not in the version of the decision."""
     if head.record is None:
         return UsageError(f"there is no {head.entity} in this store")
     if not is_held(head.record):
@@ -142,7 +142,7 @@ def _release_run(head: LoadedHead, decision: OperatorDecision, now: float) -> Ve
             f"{run.step} has used all of its {run.max_attempts} attempts; give it more: rerun with "
             "extra_attempts"
         )
-    return _resume_run(head, decision, now, run.max_attempts)
+    return resume_run(head, decision, now, run.max_attempts)
 
 
 def _rerun_run(head: LoadedHead, decision: OperatorDecision, now: float) -> Verdict:
@@ -151,12 +151,10 @@ def _rerun_run(head: LoadedHead, decision: OperatorDecision, now: float) -> Verd
         return _DECIDE_FIRST[run.held_for](run)
     # The extra attempts are added to the larger of budget and used attempts, so that a run that exceeded its
     # budget gets all of them, and a budget with attempts left does not shrink.
-    return _resume_run(
-        head, decision, now, max(run.max_attempts, run.attempt_count) + decision.extra_attempts
-    )
+    return resume_run(head, decision, now, max(run.max_attempts, run.attempt_count) + decision.extra_attempts)
 
 
-def _resume_run(head: LoadedHead, decision: OperatorDecision, now: float, max_attempts: int) -> RecordChange:
+def resume_run(head: LoadedHead, decision: OperatorDecision, now: float, max_attempts: int) -> RecordChange:
     """Return the change that makes a run due again, for its next caller or a worker."""
     run = head.record
     after = end_attempt(
@@ -201,16 +199,15 @@ def _approve_first_error(run: RunRecord) -> UsageError:
 
 #: Reasons that release and rerun refuse, with the error that names the decision to make first.
 _DECIDE_FIRST = {OUTCOME_UNKNOWN: _settle_first_error, APPROVAL_NEEDED: _approve_first_error}
-#: Used by `control.switches`: an approved run continues with the same entry as a released one.
-resume_run = _resume_run
 
 
 # Artifacts and dead letters -------------------------------------------------------------------------
 
 
-def _release_artifact(head: LoadedHead, decision: OperatorDecision, now: float) -> RecordChange:
+def release_artifact(head: LoadedHead, decision: OperatorDecision, now: float = 0.0) -> RecordChange:
+    """Return the change that lets steps use an artifact again."""
     return RecordChange(
-        ("DECISION",), head.record, head.record._replace(state=RELEASED_STATE), decision.decision_body
+        ("DECISION",), head.record, head.record._replace(state="STORED"), decision.decision_body
     )
 
 
@@ -239,7 +236,7 @@ _DECISION_RULES: dict[tuple[type, str], Callable[[LoadedHead, OperatorDecision, 
     (RunRecord, "release"): _release_run,
     (RunRecord, "reject"): _reject_run,
     (RunRecord, "rerun"): _rerun_run,
-    (ArtifactRecord, "release"): _release_artifact,
+    (ArtifactRecord, "release"): release_artifact,
     (ArtifactRecord, "reject"): _reject_artifact,
     (ArtifactRecord, "rerun"): _rerun_refused,
     (EventRecord, "release"): _release_event,
@@ -260,8 +257,12 @@ def make_decision(
     if action == "rerun" and not (is_number and 1 <= extra_attempts <= MAX_EXTRA_ATTEMPTS):  # type: ignore[operator]
         raise UsageError(f"extra_attempts is {extra_attempts!r}; it takes 1 to {MAX_EXTRA_ATTEMPTS}")
     actor = check_text("by", by, MAX_ACTOR_LENGTH, "say who decides")
-    text = check_text("reason", reason, MAX_REASON_LENGTH, "say why")
-    return OperatorDecision(action, actor, text, version, extra_attempts)  # type: ignore[arg-type]
+    return OperatorDecision(action, actor, check_reason(reason), version, extra_attempts)  # type: ignore[arg-type]
+
+
+def check_reason(reason: object) -> str:
+    """Return the reason of a decision; refuse an empty or too long one."""
+    return check_text("reason", reason, MAX_REASON_LENGTH, "say why")
 
 
 def check_text(name: str, text: object, max_length: int, advice: str) -> str:

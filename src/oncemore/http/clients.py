@@ -16,26 +16,23 @@ from oncemore.errors import UsageError
 from oncemore.http.key_scope import KEY_HEADER
 from oncemore.http.request_retry import (
     ClientOptions,
-    FailedResponse,
     RequestInfo,
     RequestRetry,
+    format_host,
     is_short_response,
 )
-from oncemore.retries.driver import run_async, run_blocking
-from oncemore.retries.loop import ENDS, make_script
+from oncemore.retries.loop import ENDS
 from oncemore.retries.options import warn_unwise_policy
 from oncemore.steps.context import CONTEXT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Any, Final, Unpack
 
     import httpx
     import httpx2
 
     from oncemore.http.request_retry import ClientKeywords
-    from oncemore.retries.loop import RetryReport
 
     # Type checkers want a base class of each library; at run time none is needed.
     class _SyncBase(httpx.BaseTransport, httpx2.BaseTransport):
@@ -55,7 +52,6 @@ else:
 
 #: The timeout after the deadline has passed: 0 would make a socket non-blocking.
 MIN_TIMEOUT_S: Final = 0.001
-DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _TIMEOUT_KINDS: Final = ("connect", "read", "write", "pool")
 #: Held while the inner transport is created, because two threads may send the first request.
 _lock = allocate_lock()
@@ -83,13 +79,11 @@ class _HttpxExchange:
 
     def __init__(self, options: ClientOptions, request: Any) -> None:
         url = request.url
-        port = url.port if url.port not in (None, DEFAULT_PORTS.get(url.scheme)) else None
-        host = url.host if port is None else f"{url.host}:{port}"
         self._request = request
         info = RequestInfo(
             request=request,
             method=request.method.upper(),
-            host=host,
+            host=format_host(url.scheme, url.host, url.port),
             url=str(url),
             has_key=KEY_HEADER in request.headers,
             is_body_repeatable=_is_body_repeatable(request),
@@ -113,10 +107,9 @@ class _HttpxExchange:
             original.method, original.url, headers=headers, stream=original.stream, extensions=extensions
         )
 
-    def finish_request(self) -> None:
-        """End the attempts; only the surrounding deadline limits reading the body."""
+    def limit_body(self) -> None:
+        """Limit reading the body by the surrounding deadline only."""
         # `total_timeout` is the time until the response; the body is read after this call has returned.
-        self.retry.finish_request()
         self._timeouts.deadline = _outer_deadline()
 
 
@@ -187,25 +180,11 @@ class Transport(_SyncBase):
             with _lock:
                 self._inner = self._inner or _client_library(request).HTTPTransport()
         exchange = _HttpxExchange(self._options, request)
-        inner, retry, hook = self._inner, exchange.retry, self._options.on_retry
-
-        def send() -> Any:
-            response = inner.handle_request(exchange.build_request())
-            return retry.check_response(response, response.status_code, response.headers)
-
-        def discard_response(report: RetryReport) -> None:
-            if type(report.error) is FailedResponse:
-                _discard_response(report.error.response)
-            if hook is not None:
-                hook(report)
-
-        plan = retry.build_plan(discard_response, self._options.on_give_up)
+        send = self._inner.handle_request
         try:
-            return retry.annotate_response(run_blocking(plan, make_script(plan), send, (), {}))
-        except Exception as error:  # noqa: BLE001 - raised again, unless it carries a response
-            return retry.response_or_raise(error)
+            return exchange.retry.run_attempts(lambda: send(exchange.build_request()), _discard_response)
         finally:
-            exchange.finish_request()
+            exchange.limit_body()
 
     def close(self) -> None:
         """Close the inner transport."""
@@ -217,14 +196,9 @@ class Transport(_SyncBase):
             self._inner.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         if self._inner is not None:
-            self._inner.__exit__(kind, error, trace)
+            self._inner.__exit__(*error)
 
 
 class AsyncTransport(_AsyncBase):
@@ -245,27 +219,13 @@ class AsyncTransport(_AsyncBase):
             with _lock:
                 self._inner = self._inner or _client_library(request).AsyncHTTPTransport()
         exchange = _HttpxExchange(self._options, request)
-        inner, retry, hook = self._inner, exchange.retry, self._options.on_retry
-
-        async def send() -> Any:
-            response = await inner.handle_async_request(exchange.build_request())
-            return retry.check_response(response, response.status_code, response.headers)
-
-        async def discard_response(report: RetryReport) -> None:
-            if type(report.error) is FailedResponse:
-                await _discard_response_async(report.error.response)
-            # The hook may be a plain function or an async one.
-            result: Any = None if hook is None else hook(report)
-            if hasattr(type(result), "__await__"):
-                await result
-
-        plan = retry.build_plan(discard_response, self._options.on_give_up)
+        send = self._inner.handle_async_request
         try:
-            return retry.annotate_response(await run_async(plan, make_script(plan), send, (), {}))
-        except Exception as error:  # noqa: BLE001 - raised again, unless it carries a response
-            return retry.response_or_raise(error)
+            return await exchange.retry.run_attempts_async(
+                lambda: send(exchange.build_request()), _discard_response_async
+            )
         finally:
-            exchange.finish_request()
+            exchange.limit_body()
 
     async def aclose(self) -> None:
         """Close the inner transport."""
@@ -277,14 +237,9 @@ class AsyncTransport(_AsyncBase):
             await self._inner.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         if self._inner is not None:
-            await self._inner.__aexit__(kind, error, trace)
+            await self._inner.__aexit__(*error)
 
 
 def check_inner(inner: Any, method: str, where: str) -> Any:

@@ -14,16 +14,10 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from oncemore.classifiers.http_status import classify_failed_status
-from oncemore.errors import (
-    Error,
-    PermanentError,
-    StepFailed,
-    TransientError,
-    UsageError,
-)
+from oncemore.errors import Error, PermanentError, StepFailed, TransientError, UsageError
 from oncemore.http import problems
 from oncemore.http.key_scope import KEY_HEADER, parse_key
 from oncemore.http.stored_response import (
@@ -36,6 +30,7 @@ from oncemore.http.stored_response import (
     check_byte_limit,
     read_body,
     replay_response,
+    response_to_record,
     run_detached,
     wait_for_tasks,
 )
@@ -147,7 +142,7 @@ class IdempotencyMiddleware:
         expires_after: Seconds = DAY_S,
         max_request: int = DEFAULT_MAX_BYTES,
         max_response: int = DEFAULT_MAX_BYTES,
-        server_errors: str = "rerun",
+        server_errors: Literal["rerun", "keep"] = "rerun",
         not_applied: Sequence[int] = (),
         reconcile: Callable[[str, str], Any] | None = None,
         unstored_headers: Sequence[str] = (),
@@ -359,7 +354,7 @@ def _make_reconcile(reconcile: Any) -> Any:
                 f"reconcile returned {answer.value!r:.80}; it must return "
                 "applied(oncemore.http.StoredResponse(status, body))"
             )
-        return answer._replace(value=answer.value.to_record())
+        return answer._replace(value=response_to_record(answer.value))
 
     return reconcile_request
 

@@ -21,13 +21,14 @@ from oncemore.http.host_limits import HostBreaker, PerHostLimits
 from oncemore.http.key_scope import KEY_HEADER, KEY_STYLES, RequestSlot, current_attempt, format_key
 from oncemore.limits.breaker import BreakerCore
 from oncemore.limits.budget import TokenBucket
-from oncemore.retries.loop import get_decision
+from oncemore.retries.driver import run_async, run_blocking
+from oncemore.retries.loop import get_decision, make_script
 from oncemore.retries.options import as_seconds, build_plan
 from oncemore.steps.context import CONTEXT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from os import PathLike
     from typing import Any, Final, Literal, TypedDict
 
@@ -103,6 +104,15 @@ def retry_info(response: Any) -> RetryInfo | None:
 _INFO_KEY: Final = "oncemore"
 
 
+#: The ports that a host's name does not show.
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+
+def format_host(scheme: str, host: str, port: int | None) -> str:
+    """Return the name of a host, with its port unless that is the default port."""
+    return host if port in (None, _DEFAULT_PORTS.get(scheme)) else f"{host}:{port}"
+
+
 class FailedResponse(Exception):
     """Carries a failed response to the classifier; the caller gets the response itself in the end."""
 
@@ -135,7 +145,6 @@ class ClientOptions(FrozenRecord):
         "budgets",
         "is_idempotent",
         "key_style",
-        "on_give_up",
         "on_retry",
         "plan",
         "retries_in_step",
@@ -146,7 +155,6 @@ class ClientOptions(FrozenRecord):
     budgets: PerHostLimits
     is_idempotent: Callable[[str, Any], bool]
     key_style: str
-    on_give_up: Callable[[RetryReport], object] | None
     on_retry: Callable[[RetryReport], object] | None
     single_attempt_policy: Policy
     plan: RetryPlan
@@ -169,7 +177,6 @@ class ClientOptions(FrozenRecord):
             budgets=PerHostLimits("budget", options.get("budget"), TokenBucket),
             is_idempotent=_make_idempotent_check(options.get("idempotent", ())),
             key_style=_check_choice("key_style", options.get("key_style", "quoted"), KEY_STYLES),
-            on_give_up=plan.on_give_up,
             on_retry=plan.on_retry,
             single_attempt_policy=plan.policy.replace(max_attempts=1),
             plan=plan,
@@ -218,9 +225,56 @@ class RequestRetry:
             is_idempotent_method or self._has_key or options.is_idempotent(request.method, request.request)
         )
 
-    def build_plan(
-        self, on_retry: Callable[[RetryReport], object], on_give_up: Callable[[RetryReport], object] | None
-    ) -> RetryPlan:
+    def run_attempts(self, send: Callable[[], Any], discard: Callable[[Any], object]) -> Any:
+        """Send the request until it succeeds or may not be repeated; return its response, or raise.
+
+        send     sends one attempt and returns its response
+        discard  closes a failed response before the next attempt
+        """
+        hook = self._options.on_retry
+
+        def on_retry(report: RetryReport) -> None:
+            if type(report.error) is FailedResponse:
+                discard(report.error.response)
+            if hook is not None:
+                hook(report)
+
+        plan = self._build_plan(on_retry)
+        try:
+            response = run_blocking(plan, make_script(plan), lambda: self._check_response(send()), (), {})
+            return _attach_info(response, RetryInfo(self.attempts_sent))
+        except Exception as error:  # noqa: BLE001 - raised again, unless it carries a response
+            return self._response_or_raise(error)
+        finally:
+            self._release_slot()
+
+    async def run_attempts_async(
+        self, send: Callable[[], Awaitable[Any]], discard: Callable[[Any], Awaitable[None]]
+    ) -> Any:
+        """Send the request as `run_attempts` does, awaiting `send` and `discard`."""
+        hook = self._options.on_retry
+
+        async def send_checked() -> Any:
+            return self._check_response(await send())
+
+        async def on_retry(report: RetryReport) -> None:
+            if type(report.error) is FailedResponse:
+                await discard(report.error.response)
+            # The hook may be a plain function or an async one.
+            result: Any = None if hook is None else hook(report)
+            if hasattr(type(result), "__await__"):
+                await result
+
+        plan = self._build_plan(on_retry)
+        try:
+            response = await run_async(plan, make_script(plan), send_checked, (), {})
+            return _attach_info(response, RetryInfo(self.attempts_sent))
+        except Exception as error:  # noqa: BLE001 - raised again, unless it carries a response
+            return self._response_or_raise(error)
+        finally:
+            self._release_slot()
+
+    def _build_plan(self, on_retry: Callable[[RetryReport], object]) -> RetryPlan:
         """Return the retry plan of this request; `on_retry` must close the failed response."""
         options, host = self._options, self._request.host
         # Inside a step the step itself retries; with retries at both levels the numbers multiply.
@@ -237,7 +291,6 @@ class RequestRetry:
             cuts=False,
             heard=True,
             on_retry=on_retry,
-            on_give_up=on_give_up,
         )
 
     def start_attempt(self) -> dict[str, str]:
@@ -249,8 +302,9 @@ class RequestRetry:
             fields[KEY_HEADER] = format_key(self._slot.key, self._options.key_style)
         return fields
 
-    def check_response(self, response: Any, status: int, fields: object) -> Any:
+    def _check_response(self, response: Any) -> Any:
         """Return a response, or raise `FailedResponse` for a failure that may pass."""
+        status, fields = response.status_code, response.headers
         failure = classify_status(status, fields, 0.0)
         if failure is not None and (failure.may_pass or self._is_key_in_progress(status)):
             raise FailedResponse(response, status, fields)
@@ -284,16 +338,11 @@ class RequestRetry:
         """Whether a failure that may pass was not retried only because a repeat is not safe."""
         return self._no_repeat_reason != ""
 
-    def finish_request(self) -> None:
-        """Release the request's slot in its step."""
+    def _release_slot(self) -> None:
         if self._slot is not None:
             self._slot.release_slot()
 
-    def annotate_response(self, response: Any) -> Any:
-        """Return a response with its `RetryInfo`."""
-        return _attach_info(response, RetryInfo(self.attempts_sent))
-
-    def response_or_raise(self, error: Exception) -> Any:
+    def _response_or_raise(self, error: Exception) -> Any:
         """Return the response of a `FailedResponse`, or raise the error; attach the `RetryInfo`."""
         decision = get_decision(error)
         reason = self._no_repeat_reason or ("" if decision is None else decision.reason)

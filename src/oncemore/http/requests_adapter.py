@@ -6,17 +6,16 @@ from contextlib import suppress
 
 from oncemore import clock as clocks
 from oncemore.errors import MissingExtra
-from oncemore.http.clients import DEFAULT_PORTS, MIN_TIMEOUT_S, check_inner, is_rewindable
+from oncemore.http.clients import MIN_TIMEOUT_S, check_inner, is_rewindable
 from oncemore.http.key_scope import KEY_HEADER
 from oncemore.http.request_retry import (
     ClientOptions,
-    FailedResponse,
     RequestInfo,
     RequestRetry,
+    format_host,
     is_short_response,
 )
-from oncemore.retries.driver import run_blocking
-from oncemore.retries.loop import ENDS, make_script
+from oncemore.retries.loop import ENDS
 from oncemore.retries.options import warn_unwise_policy
 
 TYPE_CHECKING = False
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     import requests.adapters
 
     from oncemore.http.request_retry import ClientKeywords
-    from oncemore.retries.loop import RetryReport
 
     _AdapterBase = requests.adapters.BaseAdapter
 else:
@@ -62,7 +60,7 @@ class Adapter(_AdapterBase):
         proxies: Any = None,
     ) -> Any:
         """Send a request; return the response, or raise the error of the inner adapter."""
-        exchange, hook = RequestRetry(self._options, _read_request(request)), self._options.on_retry
+        retry = RequestRetry(self._options, _read_request(request))
         inner, default_timeout = self._inner, self._options.timeout
         # Imported here: the caller's session has loaded requests by now.
         from requests.utils import rewind_body
@@ -70,34 +68,24 @@ class Adapter(_AdapterBase):
         def send_once() -> Any:
             # A copy: the caller's request stays as it is.
             attempt = request.copy()
-            attempt.headers.update(exchange.start_attempt())
-            if exchange.attempts_sent > 1 and hasattr(attempt.body, "read"):
+            attempt.headers.update(retry.start_attempt())
+            if retry.attempts_sent > 1 and hasattr(attempt.body, "read"):
                 rewind_body(attempt)
             limits = _cap_timeouts(timeout, default_timeout, ENDS.get())
-            response = inner.send(attempt, stream, limits, verify, cert, proxies)
-            return exchange.check_response(response, response.status_code, response.headers)
+            return inner.send(attempt, stream, limits, verify, cert, proxies)
 
-        def discard_response(report: RetryReport) -> None:
-            if type(report.error) is FailedResponse:
-                response = report.error.response
-                # A short body is read, so that the connection can be reused.
-                with suppress(Exception):
-                    is_short_response(response.headers) and response.content
-                response.close()
-            if hook is not None:
-                hook(report)
-
-        plan = exchange.build_plan(discard_response, self._options.on_give_up)
-        try:
-            return exchange.annotate_response(run_blocking(plan, make_script(plan), send_once, (), {}))
-        except Exception as error:  # noqa: BLE001 - raised again, unless it carries a response
-            return exchange.response_or_raise(error)
-        finally:
-            exchange.finish_request()
+        return retry.run_attempts(send_once, _discard_response)
 
     def close(self) -> None:
         """Close the inner adapter."""
         self._inner.close()
+
+
+def _discard_response(response: Any) -> None:
+    """Close a response before the next attempt; read a short one, so that its connection can be reused."""
+    with suppress(Exception):
+        is_short_response(response.headers) and response.content
+    response.close()
 
 
 def _read_request(request: Any) -> RequestInfo:
@@ -105,9 +93,6 @@ def _read_request(request: Any) -> RequestInfo:
     from urllib.parse import urlsplit
 
     parts = urlsplit(request.url)
-    port = parts.port if parts.port not in (None, DEFAULT_PORTS.get(parts.scheme)) else None
-    host = parts.hostname or ""
-    host = host if port is None else f"{host}:{port}"
     body = request.body
     is_repeatable = body is None or isinstance(body, bytes | str)
     if not is_repeatable and hasattr(body, "read"):
@@ -116,7 +101,7 @@ def _read_request(request: Any) -> RequestInfo:
     return RequestInfo(
         request=request,
         method=request.method.upper(),
-        host=host,
+        host=format_host(parts.scheme, parts.hostname or "", parts.port),
         url=request.url,
         has_key=KEY_HEADER in request.headers,
         is_body_repeatable=is_repeatable,

@@ -38,15 +38,17 @@ class StoredResponse(Value):
     body: bytes = b""
     headers: Any = ()
 
-    def to_record(self) -> dict[str, Any]:
-        """Return the response as the log stores it."""
-        pairs = self.headers.items() if hasattr(self.headers, "items") else self.headers
-        fields = [[_decode_latin1(name).lower(), _decode_latin1(value)] for name, value in pairs]
-        if not 100 <= self.status <= 599 or not isinstance(self.body, bytes):
-            raise UsageError(
-                f"a StoredResponse takes a status from 100 to 599 and a body of bytes, not {self!r:.80}"
-            )
-        return {"status": self.status, "headers": fields, "body": self.body}
+
+def response_to_record(response: StoredResponse) -> dict[str, Any]:
+    """Return a response as the log stores it; refuse an invalid status or body."""
+    status, body, headers = response
+    pairs = headers.items() if hasattr(headers, "items") else headers
+    fields = [[_decode_latin1(name).lower(), _decode_latin1(value)] for name, value in pairs]
+    if not 100 <= status <= 599 or not isinstance(body, bytes):
+        raise UsageError(
+            f"a StoredResponse takes a status from 100 to 599 and a body of bytes, not {response!r:.80}"
+        )
+    return {"status": status, "headers": fields, "body": body}
 
 
 def _decode_latin1(text: Any) -> str:
@@ -184,7 +186,7 @@ class ResponseRecorder:
         if self.is_large:
             return {"status": self.status, "headers": [], "body": None, "length": self._length}
         fields = [(name, value) for name, value in self.headers if name.lower() not in self._unstored_headers]
-        return StoredResponse(self.status, self.body, fields).to_record()
+        return response_to_record(StoredResponse(self.status, self.body, fields))
 
     async def deliver_response(self) -> None:
         """Send the recorded response to the client, with all header fields."""

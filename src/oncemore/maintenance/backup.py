@@ -10,13 +10,13 @@ from oncemore._values import Value
 from oncemore.errors import UsageError
 from oncemore.log.entry_codec import decode_head
 from oncemore.log.record import RunRecord
-from oncemore.maintenance.prune import read_head_pages
 from oncemore.maintenance.tasks import (
     MaintenanceTask,
     check_text,
     close_abandoned_tasks,
     find_abandoned_tasks,
     list_tasks,
+    read_head_pages,
     resolve_actor,
 )
 from oncemore.maintenance.verify import verify_copy
@@ -141,7 +141,7 @@ def acknowledge_copy(engine: Engine, reason: str, by: str | None) -> None:
 
 def list_unfinished_runs(engine: Engine) -> Iterator[UnfinishedRun]:
     """Yield the runs of a copy that were open when it was made; the original may have continued them."""
-    for page in read_head_pages(engine, "run"):
+    for page in read_head_pages(engine.store, "run"):
         for head in page:
             run = decode_head(head.head, RunRecord)
             if run.state in OPEN_STATES:

@@ -22,7 +22,7 @@ from oncemore.log.entry_codec import decode_head, encode_head, hash_entry
 from oncemore.log.record import WorkerRecord
 from oncemore.log.store import Head, HeadQuery
 from oncemore.maintenance.rebuild import index_head
-from oncemore.maintenance.tasks import check_text, resolve_actor
+from oncemore.maintenance.tasks import check_text, read_head_pages, resolve_actor
 from oncemore.policy.canonical_json import hash_bytes
 from oncemore.steps.history import KINDS, verify_chain
 
@@ -106,7 +106,7 @@ def move_log(
     *,
     reason: str,
     by: str | None = None,
-    progress: Progress | None = None,
+    progress: Progress = lambda done, of: None,
 ) -> CopyReport:
     """Move the log of one engine's store to another engine's store; close the source for new attempts."""
     reason, actor = check_text("reason", reason), resolve_actor(by)
@@ -119,7 +119,7 @@ def move_log(
         _check_idle(
             source, lambda: abandon_move(source, target, reason="a worker was still running", by=actor)
         )
-    copied = 0 if is_complete else _copy_entries(source.store, target.store, progress or _ignore_progress)
+    copied = 0 if is_complete else _copy_entries(source.store, target.store, progress)
     entries, entities, root = _compare_stores(source.store, target.store)
     if not is_complete:
         origin = {"from": source.url, "entries": entries, "root": root}
@@ -156,10 +156,6 @@ def abandon_move(source: Engine, target: Engine, *, reason: str, by: str | None 
         )
     decision = {"action": "stays", "switch": target.url, "reason": reason, "actor": actor}
     update_switches(source, lambda board: set_log_location(board, ""), decision)
-
-
-def _ignore_progress(done: int, of: int) -> None:
-    """Report nothing."""
 
 
 # Preconditions --------------------------------------------------------------------------------------
@@ -334,10 +330,7 @@ def _compute_root(store: Store, switch_count: int) -> tuple[int, str]:
 
 
 def _list_heads(store: Store, kind: str) -> Iterator[Head]:
-    after = ""
-    while page := list(store.list_heads(HeadQuery(kind, limit=HEAD_PAGE_SIZE, after=after))):
-        yield from page
-        after = page[-1].entity
+    return chain.from_iterable(read_head_pages(store, kind, page_size=HEAD_PAGE_SIZE))
 
 
 def _comparable_fields(head: Head) -> tuple[Any, ...]:

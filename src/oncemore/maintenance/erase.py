@@ -26,7 +26,6 @@ from oncemore.maintenance.prune import (
     PruneCounter,
     load_events,
     mark_runs,
-    read_head_pages,
     remove_bodies,
 )
 from oncemore.maintenance.retention_rules import FINAL_STATES
@@ -35,6 +34,7 @@ from oncemore.maintenance.tasks import (
     check_text,
     close_abandoned_tasks,
     find_abandoned_tasks,
+    read_head_pages,
     resolve_actor,
 )
 
@@ -123,12 +123,12 @@ def _mark_erased(engine: Engine, task: MaintenanceTask, head: Head) -> tuple[Hea
     while True:
         events = _check_erasable(engine, head)
         run = decode_head(head.head, RunRecord)
-        doomed = PrunableRun(head, run, events)
+        prunable = PrunableRun(head, run, events)
         if run.reason == "erased":
             # The bodies below ERASE may remain from a call that was killed; the body of ERASE itself stays.
-            remove_bodies(engine, [doomed._replace(head=head._replace(version=head.version - 1))])
+            remove_bodies(engine, [prunable._replace(head=head._replace(version=head.version - 1))])
             return head, len(events)
-        if mark_runs(engine, "ERASE", [doomed], {"erase": task.entry_body}, PruneCounter()):
+        if mark_runs(engine, "ERASE", [prunable], {"erase": task.entry_body}, PruneCounter()):
             return find_run(engine, head.entity), len(events)
         # The compare-and-set failed: the run was pruned, or an event was sent again, in the meantime.
         head = find_run(engine, head.entity)
@@ -140,7 +140,7 @@ def _remove_objects(engine: Engine, entity: str) -> tuple[tuple[str, ...], tuple
         return (), ()
     own = {
         artifact.digest
-        for page in read_head_pages(engine, "artifact")
+        for page in read_head_pages(engine.store, "artifact")
         for artifact in (decode_head(head.head, ArtifactRecord) for head in page)
         if artifact.run_entity == entity
     }

@@ -31,6 +31,7 @@ from oncemore.maintenance.tasks import (
     close_abandoned_tasks,
     find_abandoned_tasks,
     list_tasks,
+    read_head_pages,
     resolve_actor,
 )
 from oncemore.policy.canonical_json import make_event_id
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from oncemore.steps.engine import Engine
 
 DAY_S = 86_400.0
-PAGE_SIZE = 100
 #: A batch guards the version of every event of its runs; a group is closed when it has more events.
 MAX_GUARDS = 1000
 MAX_AGE_S = 100 * 366 * DAY_S
@@ -85,10 +85,10 @@ class PruneCounter:
         """Count a run that is kept."""
         self.kept_runs[reason] = self.kept_runs.get(reason, 0) + 1
 
-    def count_pruned(self, doomed: PrunableRun) -> None:
+    def count_pruned(self, prunable: PrunableRun) -> None:
         """Count a run that is pruned, and its events."""
         self.runs += 1
-        self.events += len(doomed.events)
+        self.events += len(prunable.events)
 
     def build_report(self) -> PruneReport:
         """Return the counters as a report."""
@@ -113,8 +113,8 @@ def prune_runs(
             engine, task.started_at, older_than, step=step, counter=counter, killed_since=killed_since
         )
         for group in groups:
-            for doomed in mark_runs(engine, "PRUNE", group, {"prune": task.entry_body}, counter):
-                counter.count_pruned(doomed)
+            for prunable in mark_runs(engine, "PRUNE", group, {"prune": task.entry_body}, counter):
+                counter.count_pruned(prunable)
         # After the prune: a run that was pruned just now is never old enough.
         if forget_keys_after is not None:
             _drop_keys(engine, task, step, task.started_at - forget_keys_after, counter)
@@ -137,12 +137,12 @@ def preview_prune(
         before = engine.now() - forget_keys_after
         counter.dropped_keys = sum(
             _is_expired_tombstone(head, before)
-            for page in read_head_pages(engine, "run", step)
+            for page in read_head_pages(engine.store, "run", step)
             for head in page
         )
     for group in _select_groups(engine, engine.now(), older_than, step=step, counter=counter):
-        for doomed in group:
-            counter.count_pruned(doomed)
+        for prunable in group:
+            counter.count_pruned(prunable)
     return counter.build_report()
 
 
@@ -153,16 +153,6 @@ def _check_seconds(field: str, value: Any) -> None:
 
 
 # Selection ------------------------------------------------------------------------------------------
-
-
-def read_head_pages(engine: Engine, kind: str, step: str | None = None) -> Iterator[list[Head]]:
-    """Yield all heads of a kind in pages, ordered by entity."""
-    after = ""
-    while page := list(
-        engine.store.list_heads(HeadQuery(kind, None, None, step, limit=PAGE_SIZE, after=after))
-    ):
-        yield page
-        after = page[-1].entity
 
 
 def _select_groups(
@@ -178,7 +168,7 @@ def _select_groups(
 
     killed_since  the start of the oldest killed prune: bodies of runs pruned since then are removed again
     """
-    for page in read_head_pages(engine, "run", step):
+    for page in read_head_pages(engine.store, "run", step):
         group: list[PrunableRun] = []
         pruned_before: dict[str, int] = {}
         for head in page:
@@ -198,7 +188,7 @@ def _select_groups(
                 continue
             group.append(PrunableRun(head, run, delivered))
             # All runs of a page share one batch unless they have too many events.
-            if sum(len(doomed.events) for doomed in group) > MAX_GUARDS:
+            if sum(len(prunable.events) for prunable in group) > MAX_GUARDS:
                 yield group
                 group = []
         if pruned_before:
@@ -264,7 +254,7 @@ def mark_runs(
             change = RecordChange(marks, run, after, run_body)
             writes.append(build_write(head.entity, head.version, head.hash, change, now, engine.cipher))
         # The events are guarded too: a relay or an operator may send one of them again at this moment.
-        guards = {name: version for doomed in group for name, version in doomed.events.items()}
+        guards = {name: version for prunable in group for name, version in prunable.events.items()}
         reply = engine.store.append(Batch(tuple(writes), guards)).wait()
         if isinstance(reply, Stored):
             remove_bodies(engine, group)
@@ -279,16 +269,16 @@ def _drop_conflicting(
     """Return a group without the run that caused a conflict."""
     counter.count_kept("moved")
     return [
-        doomed
-        for doomed in group
-        if conflict.entity != doomed.head.entity and conflict.entity not in doomed.events
+        prunable
+        for prunable in group
+        if conflict.entity != prunable.head.entity and conflict.entity not in prunable.events
     ]
 
 
 def remove_bodies(engine: Engine, group: list[PrunableRun]) -> None:
     """Remove the bodies of runs below their last mark, and all bodies of their events."""
-    bodies = {doomed.head.entity: doomed.head.version + 1 for doomed in group}
-    bodies.update({name: version + 1 for doomed in group for name, version in doomed.events.items()})
+    bodies = {prunable.head.entity: prunable.head.version + 1 for prunable in group}
+    bodies.update({name: version + 1 for prunable in group for name, version in prunable.events.items()})
     engine.store.prune_bodies(bodies)
 
 
@@ -303,7 +293,7 @@ def _drop_keys(
     Their names are recorded first. That entry is also the end of the log, so that the last seq stays.
     """
     references = _group_references(engine)
-    for page in read_head_pages(engine, "run", step):
+    for page in read_head_pages(engine.store, "run", step):
         dropped: dict[str, tuple[int, str]] = {}
         count = 0
         for head in page:
@@ -329,7 +319,7 @@ def _is_expired_tombstone(head: Head, before: float) -> bool:
 def _group_references(engine: Engine) -> dict[str, list[str]]:
     """Return the entities of all artifact references, by the run that they belong to."""
     references: dict[str, list[str]] = {}
-    for page in read_head_pages(engine, "artifact"):
+    for page in read_head_pages(engine.store, "artifact"):
         for head in page:
             run_entity = decode_head(head.head, ArtifactRecord).run_entity
             references.setdefault(run_entity, []).append(head.entity)
@@ -343,7 +333,7 @@ def _drop_workers(engine: Engine, task: MaintenanceTask, counter: PruneCounter) 
     for kind, state in (("run", "RUNNING"), ("event", "SENDING")):
         query = HeadQuery(kind, state, limit=2**31 - 1)
         needed |= {head.by.worker for head in engine.store.list_heads(query)}
-    for page in read_head_pages(engine, "worker"):
+    for page in read_head_pages(engine.store, "worker"):
         dead = {
             head.entity: head.version
             for head in page

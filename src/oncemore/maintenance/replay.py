@@ -220,9 +220,7 @@ def _compare_closing(
         ("held_for", state.held_for, decision.held_for),
         ("not_before", state.not_before, waits),
     )
-    for what, recorded, computed in rows:
-        if recorded != computed:
-            yield _make_difference(entry, state, what, recorded, computed)
+    yield from _compare_rows(entry, state, rows)
 
 
 def _compare_entry(
@@ -231,6 +229,8 @@ def _compare_entry(
     """Compare the inputs and the result of a decision with the run in the log."""
     inputs = proof["inputs"]
     run: RunRecord = before or state
+    # Only a run that is still waiting has a due time; a final state keeps its last one.
+    waits = (decision.not_before or 0.0) if state.state == "SOFT_FAIL" else state.not_before
     rows = (
         ("proof.attempt", proof["attempt"], run.attempt_count),
         ("proof.thresholds.max_attempts", proof["thresholds"]["max_attempts"], run.max_attempts),
@@ -240,14 +240,9 @@ def _compare_entry(
         ("proof.inputs.expected_s", inputs["expected_s"], state.expected_duration_s or None),
         ("state", state.state, _STATE_AFTER.get(decision.action, state.state)),
         ("reason", state.reason, inputs["held_for"] if decision.reason == "held" else decision.reason),
+        ("not_before", state.not_before, waits),
     )
-    for what, recorded, computed in rows:
-        if recorded != computed:
-            yield _make_difference(entry, state, what, recorded, computed)
-    waits = (decision.not_before or 0.0) if state.state == "SOFT_FAIL" else state.not_before
-    # Only a run that is still waiting has a due time; a final state keeps its last one.
-    if state.not_before != waits:
-        yield _make_difference(entry, state, "not_before", state.not_before, waits)
+    yield from _compare_rows(entry, state, rows)
 
 
 def _compare_policy(
@@ -273,13 +268,20 @@ def _compare_claim(
         ("fence", state.fence, last.fence + 1),
         ("tried", state.attempt_count, last.attempt_count + 1 if is_same_run else 1),
     )
-    for what, recorded, computed in rows:
-        if recorded != computed:
-            yield _make_difference(entry, state, what, recorded, computed)
+    yield from _compare_rows(entry, state, rows)
     if state.attempt_count > state.max_attempts:
         yield _make_difference(entry, state, "tried", state.attempt_count, f"{state.max_attempts} at most")
     if is_same_run and header.at < last.not_before:
         yield _make_difference(entry, state, "began", header.at, f"{last.not_before} at the earliest")
+
+
+def _compare_rows(
+    entry: Entry, state: Any, rows: Iterable[tuple[str, Any, Any]]
+) -> Iterator[ReplayDifference]:
+    """Yield the rows of name, recorded value and computed value in which both values differ."""
+    for what, recorded, computed in rows:
+        if recorded != computed:
+            yield _make_difference(entry, state, what, recorded, computed)
 
 
 def _compare_values(

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Self
 
+    from oncemore.log.store import Head, Store
     from oncemore.steps.engine import Engine
 
 TASK_MARKS: tuple[Any, ...] = ("MAINTENANCE",)
-PAGE_SIZE = 200
+PAGE_SIZE = 100
 MAX_TEXT_LENGTH = 1000
 
 
@@ -62,14 +63,14 @@ class MaintenanceTask:
     Leaving the block without `mark_done` keeps the task OPEN, as a killed process does.
     """
 
-    def __init__(self, engine: Engine, what: str, reason: str, by: str) -> None:
+    def __init__(self, engine: Engine, kind: str, reason: str, by: str) -> None:
         self._engine, self._version, self._hash = engine, 0, NOWHERE
         self._identity = engine.leases.current_identity()
         now = engine.now()
         self.entity = f"maintenance/{new_uuid7(now)}"
         self._state = MaintenanceRecord(
             state="OPEN",
-            task=what,
+            task=kind,
             actor=by,
             reason=reason,
             started_at=now,
@@ -123,23 +124,29 @@ class MaintenanceTask:
         self._version, self._hash = self._version + 1, write.hash
 
 
-def list_tasks(
-    engine: Engine, what: str | None = None, state: str | None = None
-) -> Iterator[tuple[str, MaintenanceRecord]]:
-    """Yield the tasks of a store with their entities, oldest first."""
-    # Read in pages: the ids are UUIDv7, so their order is the order of time.
-    after = ""
-    while page := list(
-        engine.store.list_heads(HeadQuery("maintenance", state, None, what, limit=PAGE_SIZE, after=after))
-    ):
-        yield from ((head.entity, decode_head(head.head, MaintenanceRecord)) for head in page)
+def read_head_pages(
+    store: Store, kind: str, step: str | None = None, state: str | None = None, page_size: int = 0
+) -> Iterator[list[Head]]:
+    """Yield all heads of a kind in pages, ordered by entity."""
+    after, limit = "", page_size or PAGE_SIZE
+    while page := list(store.list_heads(HeadQuery(kind, state, None, step, limit=limit, after=after))):
+        yield page
         after = page[-1].entity
 
 
-def find_abandoned_tasks(engine: Engine, what: str) -> list[tuple[str, MaintenanceRecord]]:
+def list_tasks(
+    engine: Engine, kind: str | None = None, state: str | None = None
+) -> Iterator[tuple[str, MaintenanceRecord]]:
+    """Yield the tasks of a store with their entities, oldest first."""
+    # The ids are UUIDv7, so their order is the order of time.
+    for page in read_head_pages(engine.store, "maintenance", kind, state):
+        yield from ((head.entity, decode_head(head.head, MaintenanceRecord)) for head in page)
+
+
+def find_abandoned_tasks(engine: Engine, kind: str) -> list[tuple[str, MaintenanceRecord]]:
     """Return the tasks of a kind that are OPEN although the lease of their worker has ended."""
     now = engine.now()
-    tasks = list_tasks(engine, what, "OPEN")
+    tasks = list_tasks(engine, kind, "OPEN")
     return [
         (entity, task) for entity, task in tasks if engine.leases.lease_until(task.worker, entity, 0) <= now
     ]

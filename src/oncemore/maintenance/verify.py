@@ -69,11 +69,8 @@ def verify_log(engine: Engine) -> VerificationReport:
             raise StoreError(
                 f"the body of entry {entry.seq} ({entity}) is missing, and no entry records who removed it"
             )
-    named = (
-        removal._replace(key=entity.removeprefix("run/"), step=states[entity].step)
-        for entity, (_, removal) in removals.items()
-    )
-    return VerificationReport(report.entries, report.heads, tuple(named))
+    removed = (removal._replace(step=states[entity].step) for entity, (_, removal) in removals.items())
+    return VerificationReport(report.entries, report.heads, tuple(removed))
 
 
 def verify_copy(entries: Iterator[Entry], heads: Iterator[Head]) -> tuple[int, int]:
@@ -129,7 +126,7 @@ def _read_removal(engine: Engine, entry: Entry) -> RemovedRun | None:
         body = {}
     removal = body.get("prune" if how == "pruned" else "erase", {})
     return RemovedRun(
-        key="",
+        key=entry.entity.removeprefix("run/"),
         step="",
         how=how,
         at=header.at,

@@ -3,12 +3,10 @@
     command.py        the options of one call, and the HMAC of its command line
     store_secret.py   the secret of the store, which keys that HMAC
     find_command.py   finds the executable before an attempt is counted
-    exit_rules.py     the meaning of exit codes: done, retry, failed, unknown
+    exit_rules.py     the meaning of exit codes (done, retry, failed, unknown), and the failures of a program
     step.py           the program as a step: the same flow, log and keys as a function
-    failures.py       the failures of a program, their classification and their record
     process.py        one attempt: starts the guardian, collects the output, waits for the end
-    output_stream.py  one stream of output on its way to the caller, the spool and the matcher
-    output_spool.py   output on disk until it becomes an artifact; bounded in size
+    output.py         the output on its way to the caller, the spool on disk and the matcher
     signals.py        SIGINT, SIGTERM and SIGHUP while a program runs
     outcome.py        the outcome of a call, its exit code and its message
     guardian.py       run as a process: the parent of the program, ends it with all its descendants

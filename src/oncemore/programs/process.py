@@ -22,32 +22,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oncemore._values import Value
-from oncemore.errors import StoreError, TransientError
+from oncemore.errors import StoreError
 from oncemore.log.sqlite.files import make_private_folder
-from oncemore.programs.output_stream import OutputMatcher, OutputStream
+from oncemore.programs.exit_rules import ProgramLost, ProgramNotStarted, ProgramStillRunning
+from oncemore.programs.output import OutputMatcher, OutputStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from oncemore.programs.output_spool import OutputSpool
+    from oncemore.programs.output import OutputSpool
     from oncemore.programs.signals import SignalListener
 
 #: A path, because importing the module would load ctypes into the worker.
 GUARDIAN_FILE = Path(__file__).with_name("guardian.py")
 #: How long to wait for the processes of a lost attempt to end.
 LOCK_TIMEOUT_S = 15.0
-
-
-class ProgramNotStarted(OSError):
-    """The kernel refused to start the program: it has done nothing."""
-
-
-class ProgramLost(TransientError):
-    """The guardian of a program died, so the outcome of the program is not known."""
-
-
-class ProgramStillRunning(TransientError):
-    """Processes of an earlier attempt are still running."""
 
 
 class ProgramStart(Value):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from oncemore import clock
 from oncemore.artifacts.artifact import make_label
 from oncemore.errors import Error, LeaseLost, PolicyViolation
-from oncemore.programs.failures import (
+from oncemore.programs.exit_rules import (
     ProgramFailed,
     classify_program_error,
     describe_error,
@@ -25,12 +25,8 @@ from oncemore.programs.failures import (
     is_worth_retry,
 )
 from oncemore.programs.find_command import find_executable
-from oncemore.programs.output_spool import OutputSpool
-from oncemore.programs.process import (
-    ProgramStart,
-    lock_program,
-    run_program,
-)
+from oncemore.programs.output import OutputSpool
+from oncemore.programs.process import ProgramStart, lock_program, run_program
 from oncemore.programs.signals import SignalReceived
 from oncemore.programs.store_secret import load_store_secret
 from oncemore.retries.deadlines import timeout_error

@@ -7,7 +7,7 @@ import time
 
 from oncemore._values import Value
 from oncemore.audit.events import parse_event
-from oncemore.audit.stream import AuditStream
+from oncemore.audit.sinks import AuditStream
 from oncemore.errors import UsageError
 from oncemore.queries import normalize_names
 

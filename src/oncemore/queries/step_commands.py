@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def import_steps(names: Iterable[str]) -> dict[str, Step[..., object]]:
     """Import modules and return their steps by name; raise `UsageError` if an import fails."""
-    from oncemore.workers.service import find_steps
+    from oncemore.workers.find_steps import find_steps
 
     names = list(names)
     try:

@@ -50,7 +50,7 @@ def remove_companions(url: str | None) -> list[str]:
     path = store_path(store_address(url))
     removed = [companion.name for companion in backup.remove_companions(path)]
     backend = folder_of(str(path))
-    if backend is not None and backend.remove_signature(f"{SQLITE}{path}"):
+    if backend is not None and backend.unregister_log(f"{SQLITE}{path}"):
         removed.append(f"the mark of this store in {backend.url}")
     return removed
 

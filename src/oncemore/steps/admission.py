@@ -94,11 +94,11 @@ def check_permission(
     if not objection:
         return None
     # The request is stored once: a caller that asks again must not make the log grow.
-    if run.held_for != APPROVAL_NEEDED or (head.body or {}).get("wanted") != request._asdict():
+    if run.held_for != APPROVAL_NEEDED or (head.body or {}).get("requested") != request._asdict():
         body = {
             **opening,
             "error": {**refusals.UNAPPROVED, "message": objection},
-            "wanted": request._asdict(),
+            "requested": request._asdict(),
             "proof": closing_proof(close_run(run, APPROVAL_NEEDED, now)),
         }
         after = end_attempt(run, run.state, APPROVAL_NEEDED)._replace(held_for=APPROVAL_NEEDED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
-from oncemore.control.switches import grant_approval
+from oncemore.control.approvals import grant_approval
 from oncemore.errors import UsageError, warn_policy
 from oncemore.maintenance.import_keys import build_import, mark_keys_done
 from oncemore.open_engine import default_policy
@@ -15,13 +15,13 @@ from oncemore.steps.ops import ReconcileAnswer
 from oncemore.steps.options import NO_EFFECT, StepOptions
 from oncemore.steps.recorded_policies import plan_of_run
 from oncemore.steps.step import OUTCOME_ERRORS, StepCalls, compute_deadlines, has_ended
-from oncemore.workers.worker import KnownStep
+from oncemore.workers.poll import KnownStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from os import PathLike
 
-    from oncemore.control.switches import ApprovalState
+    from oncemore.control.approvals import ApprovalState
     from oncemore.limits.breaker import BreakerCore
     from oncemore.limits.budget import TokenBucket
     from oncemore.limits.cooldown_rules import Cooldown

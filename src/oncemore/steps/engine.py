@@ -43,10 +43,11 @@ if TYPE_CHECKING:
     from typing import Self
 
     from oncemore.artifacts.backends import ArtifactBackend
+    from oncemore.control.approvals import Approvals
     from oncemore.control.notifications import Notifier
     from oncemore.control.permits import ExternalSwitches
     from oncemore.control.quarantine import Quarantine
-    from oncemore.control.switches import Approvals, Switches
+    from oncemore.control.switches import Switches
     from oncemore.limits.cooldowns import Cooldowns
     from oncemore.limits.shared_rate import RateLimiter
     from oncemore.log.encryption import Codec
@@ -233,7 +234,7 @@ class Engine:
     @property
     def approvals(self) -> Approvals:
         """The approvals that were given, and the runs that wait for one."""
-        from oncemore.control.switches import Approvals
+        from oncemore.control.approvals import Approvals
 
         return Approvals(self)
 

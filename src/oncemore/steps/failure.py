@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oncemore.control import pipeline_halt
+from oncemore.control.permits import halt_pipeline
 from oncemore.limits import breaker_step, budget_step, cooldown_step
 from oncemore.policy.closing import OUTCOME_UNKNOWN, close_run
 from oncemore.steps import refusals, transitions
@@ -57,7 +57,7 @@ def _fail_attempt(plan: StepPlan, done: AttemptOutcome, error: Exception, now: f
         if payment.budget_debt:
             head = head._replace(record=head.record._replace(budget_debt=payment.budget_debt))
     if plan.halts:
-        also = (*also, *(yield from pipeline_halt.halt(plan, run, failure, now)))
+        also = (*also, *(yield from halt_pipeline(plan, run, failure, now)))
     if decision.situation.verdict == "UNKNOWN":
         answer = (yield AskReconcile(head)) if plan.has_reconcile else UNKNOWN
         change = transitions.build_reconciled(plan, head, answer, OUTCOME_UNKNOWN, now, described)

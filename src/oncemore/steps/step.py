@@ -42,7 +42,7 @@ from oncemore.steps.perform import CALL_OPERATIONS, run_call, run_call_async
 from oncemore.steps.plan import StepPlan, build_plan, describe_and_throttle
 from oncemore.steps.run import Run
 from oncemore.steps.signature import annotations_of
-from oncemore.workers.worker import ResumedCall
+from oncemore.workers.poll import ResumedCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable

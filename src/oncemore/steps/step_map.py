@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from oncemore.retries.options import Seconds
     from oncemore.steps.decorator import Step
     from oncemore.steps.engine import Engine
-    from oncemore.workers.item_result import ItemNotes
-    from oncemore.workers.map import ItemCaller
+    from oncemore.workers.item_result import ItemCaller, ItemNotes
     from oncemore.workers.map_items import MapItem
 
     AnyStep = Step[..., Any]
@@ -53,9 +52,9 @@ class MapLimits(Value):
 
 def map_items(step: AnyStep, items: Iterable[Any], limits: MapLimits, executor: Any) -> Any:
     """Call a step for each item and return the `JobRun`, or an awaitable of it."""
+    from oncemore.workers.job_run import ProgressBar
     from oncemore.workers.map import MapJob
     from oncemore.workers.map_items import MapItem
-    from oncemore.workers.progress import ProgressBar
 
     max_concurrency, unpack, progress, max_wait = limits
     is_number = isinstance(max_concurrency, int) and not isinstance(max_concurrency, bool)
@@ -88,7 +87,7 @@ def _make_item_caller(
     step: AnyStep, engine: Engine, unpack: str, executor: Any, max_concurrency: int
 ) -> tuple[ItemCaller, int]:
     """Return the caller of items, and how many it calls at once: a smaller executor takes no more."""
-    from oncemore.workers.map import ItemCaller
+    from oncemore.workers.item_result import ItemCaller
 
     here, decode = partial(_run_item, step, _UNPACK[unpack]), step._plan_for_engine(engine).decode
     if executor is None:

@@ -1,8 +1,7 @@
 """Adapters that let `work.map(items, on=…)` use an executor of the caller.
 
 Supported are any `concurrent.futures.Executor`, a Dask `Client`, and Ray (the module or the result of
-`ray.init()`). No adapter imports Dask or Ray: a caller that passes one has imported it already. The protocol
-of an adapter is `workers.executors.RemotePool`.
+`ray.init()`). No adapter imports Dask or Ray: a caller that passes one has imported it already.
 """
 
 from __future__ import annotations
@@ -55,8 +54,10 @@ def _is_from_package(kind: type, package: str) -> bool:
 
 
 class ExecutorAdapter:
-    """Adapter for an executor that replaces dead workers itself.
+    """Adapter for an executor that replaces dead workers itself; the base of all adapters.
 
+    name           its name in messages
+    max_calls      how many calls it runs at once; None if it does not say
     is_local       its calls run in this process, so that arguments are not pickled
     has_own_locks  each of its workers holds its own file locks: processes do, interpreters do not
     """
@@ -70,7 +71,7 @@ class ExecutorAdapter:
         self.max_calls: int | None = vars(executor).get("_max_workers")
 
     def try_take_turn(self) -> bool:
-        """Return True: lost items may be sent again at any time."""
+        """Return whether a lost item may be sent now, here at any time; if so, `release_turn` must follow."""
         return True
 
     def release_turn(self) -> None:
@@ -79,7 +80,7 @@ class ExecutorAdapter:
     def submit_call(
         self, work: Callable[..., Any], arguments: tuple[Any, ...], *, is_retry: bool
     ) -> Future[Any]:
-        """Submit a call to the executor."""
+        """Submit a call to the executor; `is_retry` if it was lost before."""
         return self._executor.submit(work, *arguments)
 
     def handle_lost_call(self, future: Future[Any] | None, error: BaseException) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from concurrent.futures import wait
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from oncemore import clock as clocks
 from oncemore._values import Value
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from concurrent.futures import Future
 
-    from oncemore.workers.map import LiveItemNotes
+    from oncemore.workers.executor_adapters import ExecutorAdapter
+    from oncemore.workers.item_result import LiveItemNotes
     from oncemore.workers.map_items import MapItem
+    from oncemore.workers.remote import ProcessAttempts, ThreadAttempts
 
     Waits = Generator[Future[Any] | float, None, None]
 
@@ -74,47 +76,6 @@ class LocalError(Value):
     error: BaseException
 
 
-class RemotePool(Protocol):
-    """Interface to an executor of the caller.
-
-    name       its name in messages
-    max_calls  how many calls it runs at once; None if it does not say
-    """
-
-    name: str
-    max_calls: int | None
-
-    def try_take_turn(self) -> bool:
-        """Return whether a lost item may be sent now; if so, `release_turn` must follow."""
-
-    def release_turn(self) -> None:
-        """Allow the next lost item to be sent."""
-
-    def submit_call(
-        self, work: Callable[..., Any], arguments: tuple[Any, ...], *, is_retry: bool
-    ) -> Future[Any]:
-        """Submit a call; `is_retry` if it was lost before."""
-
-    def handle_lost_call(self, future: Future[Any] | None, error: BaseException) -> None:
-        """Handle a call that was lost or could not be submitted."""
-
-    def close(self) -> None:
-        """Release the resources created for one job."""
-
-
-class RemoteTask(Protocol):
-    """Prepares the calls that an executor runs: importable functions and their arguments."""
-
-    def prepare_call(self, item: MapItem, notes: LiveItemNotes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Return the call that runs an attempt of an item; refuse an item that cannot be pickled."""
-
-    def prepare_check(self, job_id: str) -> tuple[Callable[..., str], tuple[Any, ...]] | None:
-        """Return the call that checks the executor, or None if no check is needed.
-
-        The call returns the reason why attempts cannot run there, or "".
-        """
-
-
 class RemoteExecutor:
     """Runs attempts in an executor of the caller.
 
@@ -123,7 +84,9 @@ class RemoteExecutor:
     lease_s     how long the lease of a dead process lasts where the store cannot detect its death
     """
 
-    def __init__(self, pool: RemotePool, task: RemoteTask, max_losses: int, lease_s: float) -> None:
+    def __init__(
+        self, pool: ExecutorAdapter, task: ProcessAttempts | ThreadAttempts, max_losses: int, lease_s: float
+    ) -> None:
         self._pool, self._task, self._max_losses, self._lease_s = pool, task, max_losses, lease_s
         self._answer_count = 0
 
@@ -281,16 +244,14 @@ async def _wait_async(awaited: Future[Any] | float) -> None:
     done: Any
     if trio is not None:
         done, call_soon = trio.Event(), trio.lowlevel.current_trio_token().run_sync_soon
-        set_done = done.set
     else:
-        loop = sys.modules["asyncio"].get_running_loop()
-        done, call_soon = sys.modules["asyncio"].Event(), loop.call_soon_threadsafe
-        set_done = done.set
+        asyncio = sys.modules["asyncio"]
+        done, call_soon = asyncio.Event(), asyncio.get_running_loop().call_soon_threadsafe
 
     def handle_done(_: Any) -> None:
         # The event loop may be closed by now; then no task waits for this future.
         with suppress(RuntimeError):
-            call_soon(set_done)
+            call_soon(done.set)
 
     awaited.add_done_callback(handle_done)
     await done.wait()

@@ -1,4 +1,4 @@
-"""The result of one attempt of a job's item, in this process or another.
+"""One attempt of a job's item, in this process or another, and its result.
 
 An attempt writes its key, resource and failures into `ItemNotes`. `build_error_result` derives the item's
 result from these notes and the exception. In another process (`workers.remote`) the notes are sent back.
@@ -24,9 +24,14 @@ from oncemore.errors import (
 from oncemore.steps.run import Run
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from oncemore.limits.cooldown_step import CooldownCall
     from oncemore.policy.model import Failure
     from oncemore.steps.ops import LoadedHead
+    from oncemore.workers.executors import RemoteExecutor
+    from oncemore.workers.map import MapJob
+    from oncemore.workers.map_items import MapItem
 
 
 class ItemResult(NamedTuple):
@@ -72,6 +77,37 @@ class ItemNotes:
         return ItemResult(self.key, "done", result=self.result_word)
 
 
+class LiveItemNotes(ItemNotes):
+    """Notes of an attempt that report each failure to the job at once.
+
+    item_result  the result of the item, if an executor reported it
+    """
+
+    def __init__(self, job: MapJob, item: MapItem) -> None:
+        super().__init__()
+        self.item_result: ItemResult | None = None
+        self._job, self._item, self._began = job, item, job.engine.now()
+
+    @property
+    def job_id(self) -> str:
+        """The id of the item's job."""
+        return self._job.job_id
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the job was stopped."""
+        return self._job.is_stopped
+
+    def record_failure(self, error: dict[str, Any], failure: Failure) -> None:
+        """Count a failed attempt; throttling lowers the concurrency limit of the provider."""
+        super().record_failure(error, failure)
+        self._job.record_failure(self._item, self._began, error, failure)
+
+    def stop_job(self, error: BaseException) -> None:
+        """Stop the job because of an error that every other item would have as well."""
+        self._job.stop_job(error)
+
+
 #: The outcome and the result of an item by the class of its error; the first matching row applies.
 _ERROR_OUTCOMES: tuple[tuple[Any, str, str], ...] = (
     (ResultUnavailable, "done", "SUCCESS"),
@@ -110,3 +146,17 @@ def build_error_result(error: BaseException, notes: ItemNotes) -> ItemResult:
         error_class=error_class,
         stored_error=stored if is_stored else None,
     )
+
+
+class ItemCaller(NamedTuple):
+    """How a job calls its step.
+
+    run_attempt  runs one attempt of an item and fills its notes; returns an awaitable if `is_async`
+    decode       decodes a stored result
+    place        the executor that runs the attempts; None if the lanes run them
+    """
+
+    run_attempt: Callable[[MapItem, LiveItemNotes], Any]
+    is_async: bool
+    decode: Callable[[Any], Any]
+    place: RemoteExecutor | None = None

@@ -12,13 +12,11 @@ import sys
 import threading
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 from oncemore import clock as clocks
 from oncemore._ids import new_uuid7
-from oncemore.errors import (
-    StoreError,
-)
+from oncemore.errors import StoreError
 from oncemore.limits.breaker import CIRCUIT_OPEN
 from oncemore.limits.cooldown_rules import ResourceRecord
 from oncemore.log.entry_codec import decode_head
@@ -27,7 +25,7 @@ from oncemore.log.interrupt_shield import InterruptShield
 from oncemore.log.record import NOWHERE, JobRecord, RecordChange
 from oncemore.log.store import Batch, Stored
 from oncemore.steps.context import CONTEXT
-from oncemore.workers.item_result import ItemNotes, ItemResult, build_error_result
+from oncemore.workers.item_result import ItemResult, LiveItemNotes, build_error_result
 from oncemore.workers.job_run import ITEM_OUTCOMES, THROTTLED, JobItem, JobRun, ProviderSummary
 from oncemore.workers.map_items import ItemQueue
 
@@ -36,8 +34,9 @@ if TYPE_CHECKING:
 
     from oncemore.policy.model import Failure
     from oncemore.steps.engine import Engine
+    from oncemore.workers.item_result import ItemCaller
+    from oncemore.workers.job_run import ProgressBar
     from oncemore.workers.map_items import MapItem
-    from oncemore.workers.progress import ProgressBar
 
 #: How many items the record of a job lists; the `JobRun` that `map` returns has all of them.
 MAX_RECORDED_ITEMS = 1000
@@ -47,64 +46,6 @@ MAX_SLEEP_S, POLL_S, TASK_POLL_S = 0.5, 0.2, 0.01
 PERMIT_WAIT_S = 0.1
 #: How long an interrupted job waits for its active attempts.
 GRACE_S = 10.0
-
-
-class ItemCaller(NamedTuple):
-    """How a job calls its step.
-
-    run_attempt  runs one attempt of an item and fills its notes; returns an awaitable if `is_async`
-    decode       decodes a stored result
-    place        the executor that runs the attempts; None if the lanes run them
-    """
-
-    run_attempt: Callable[[MapItem, LiveItemNotes], Any]
-    is_async: bool
-    decode: Callable[[Any], Any]
-    place: AttemptPlace | None = None
-
-
-class AttemptPlace(Protocol):
-    """Interface to an executor that runs attempts outside of the lanes."""
-
-    def check_ready(self, job_id: str) -> None:
-        """Check that attempts can run there, before the first one; raise the reason if they cannot."""
-
-    def check_ready_async(self, job_id: str) -> Awaitable[None]:
-        """Check the executor as `check_ready` does, awaiting it."""
-
-    def release_resources(self) -> None:
-        """Release the resources created for this job."""
-
-
-class LiveItemNotes(ItemNotes):
-    """Notes of an attempt that report each failure to the job at once.
-
-    item_result  the result of the item, if an executor reported it
-    """
-
-    def __init__(self, job: MapJob, item: MapItem) -> None:
-        super().__init__()
-        self.item_result: ItemResult | None = None
-        self._job, self._item, self._began = job, item, job.engine.now()
-
-    @property
-    def job_id(self) -> str:
-        """The id of the item's job."""
-        return self._job.job_id
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether the job was stopped."""
-        return self._job.is_stopped
-
-    def record_failure(self, error: dict[str, Any], failure: Failure) -> None:
-        """Count a failed attempt; throttling lowers the concurrency limit of the provider."""
-        super().record_failure(error, failure)
-        self._job.record_failure(self._item, self._began, error, failure)
-
-    def stop_job(self, error: BaseException) -> None:
-        """Stop the job because of an error that every other item would have as well."""
-        self._job.stop_job(error)
 
 
 class MapJob:
@@ -290,32 +231,23 @@ class MapJob:
             if not isinstance(error, Exception):
                 raise
         finally:
-            if result.outcome != "done":
-                self._note_cooldown(item.provider, notes.resource)
-            if result.until is not None:
-                self._note_open_breaker(item.provider, result.key)
+            self._note_cooldown(item.provider, result, notes.resource)
             self._return_item(item, result)
 
-    def _note_cooldown(self, provider: str, resource: str) -> None:
-        """Note the end of the resource's cooldown in the provider's summary, if it has one."""
+    def _note_cooldown(self, provider: str, result: ItemResult, resource: str) -> None:
+        """Note in the provider's summary when an open breaker or the cooldown of the resource ends."""
+        engine, until = self.engine, 0.0
         # The time is informative only, so that a store error here does not fail the item.
         with suppress(StoreError):
-            record = (
-                load_head(self.engine.store, resource, self.engine.cipher, ResourceRecord).record
-                if resource
-                else None
-            )
-            if record is not None and record.next_eligible_attempt_at:
-                with self._changed:
-                    self._update_provider(provider, cooldown=record.next_eligible_attempt_at)
-
-    def _note_open_breaker(self, provider: str, key: str) -> None:
-        """Note the end of an open breaker in the provider's summary, as its run waits for it."""
-        with suppress(StoreError):
-            run = load_head(self.engine.store, f"run/{key}", self.engine.cipher).record
-            if run is not None and run.reason == CIRCUIT_OPEN:
-                with self._changed:
-                    self._update_provider(provider, cooldown=run.not_before)
+            if resource and result.outcome != "done":
+                record = load_head(engine.store, resource, engine.cipher, ResourceRecord).record
+                until = 0.0 if record is None else record.next_eligible_attempt_at
+            if result.until is not None:
+                run = load_head(engine.store, f"run/{result.key}", engine.cipher).record
+                until = run.not_before if run is not None and run.reason == CIRCUIT_OPEN else until
+        if until:
+            with self._changed:
+                self._update_provider(provider, cooldown=until)
 
     def stop_job(self, error: BaseException) -> None:
         """Take no more items, because of a store error, an interrupt or an unusable executor."""

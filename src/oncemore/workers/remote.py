@@ -26,6 +26,7 @@ from oncemore.steps.entered_engine import use_engine
 from oncemore.steps.step import StepCalls
 from oncemore.steps.step_map import run_remote_item
 from oncemore.workers.executors import LocalError, RemoteReply, encode_reply
+from oncemore.workers.find_steps import find_attribute
 from oncemore.workers.item_result import ItemNotes, build_error_result
 from oncemore.workers.map_items import MapItem
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from oncemore.policy.model import Failure
     from oncemore.steps.engine import Engine
-    from oncemore.workers.map import LiveItemNotes
+    from oncemore.workers.item_result import LiveItemNotes
 
 #: How many jobs a process remembers as present in its store.
 MAX_KNOWN_JOBS = 256
@@ -129,19 +130,12 @@ def step_address(step: Any) -> tuple[str, str]:
     elif "<" in name:
         reason = "it is defined inside a function; put it at the top of a module"
     else:
-        value = _find_attribute(sys.modules.get(module), name)
+        value = find_attribute(sys.modules.get(module), name)
         # Compare the functions: a step bound to an instance is another object around the same function.
         if getattr(value, "__wrapped__", None) is step.__wrapped__:
             return module, name
         reason = f"{module}:{name} is something else ({value!r:.60}); a step must be found under its own name"
     raise UsageError(f"{step.name} cannot be found from another process: {reason}")
-
-
-def _find_attribute(module: Any, name: str) -> Any:
-    value = module
-    for part in name.split("."):
-        value = getattr(value, part, None)
-    return value
 
 
 def _pack_store(engine: Engine) -> bytes:
@@ -247,7 +241,7 @@ def _load_step(attempt: RemoteAttempt) -> tuple[Any, Engine]:
     """Return the step and the engine of an attempt; raise `AttemptNotRunnable` if one is missing."""
     where = f"{attempt.module}:{attempt.name}"
     try:
-        step = _find_attribute(import_module(attempt.module), attempt.name)
+        step = find_attribute(import_module(attempt.module), attempt.name)
     except Exception as error:
         raise AttemptNotRunnable(
             f"{where} cannot be imported where the executor runs it: {type(error).__name__}: {error}; "

@@ -19,18 +19,18 @@ from oncemore.steps.refusals import format_utc
 from oncemore.workers.takeover import FAR_FUTURE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Iterable, Mapping
 
     from oncemore.control.model import SwitchBoard
     from oncemore.log.record import RunRecord
     from oncemore.log.store import Head
     from oncemore.steps.engine import Engine
 
-#: The maximum number of runs counted per step.
-MOST_COUNTED = 100_000
+#: The maximum number of runs counted, of one step or of all unknown steps.
+MAX_COUNTED = 100_000
 
 
-class Worked(Value):
+class WorkerStats(Value):
     """Counts of a worker's runs by outcome.
 
     done      runs that the worker completed
@@ -59,6 +59,12 @@ class Leftover(Value):
     is_due: bool = True
 
 
+def count_unknown_runs(engine: Engine, steps: Container[str]) -> dict[str, int]:
+    """Return the number of due runs by step, for steps other than the given ones."""
+    heads = engine.store.list_heads(HeadQuery("run", due_by=engine.now(), limit=MAX_COUNTED))
+    return dict(Counter(head.by.step for head in heads if head.by.step not in steps))
+
+
 def list_leftovers(
     engine: Engine,
     refused: Mapping[str, Mapping[str, int]],
@@ -75,7 +81,7 @@ def list_leftovers(
     left: list[Leftover] = []
     for step in sorted(refused):
         heads = list(
-            engine.store.list_heads(HeadQuery("run", step=step, due_by=FAR_FUTURE, limit=MOST_COUNTED))
+            engine.store.list_heads(HeadQuery("run", step=step, due_by=FAR_FUTURE, limit=MAX_COUNTED))
         )
         # The listing is sorted by due time, so that the runs due later follow the due ones.
         due = [head for head in heads if (head.by.due or 0.0) <= limit]

@@ -20,7 +20,7 @@ from tests.control.quarantine.helpers import charge, doubtful, list_marks, proce
 from tests.crash.harness import run_with_driver, start_engine_call
 
 if TYPE_CHECKING:
-    from oncemore.control.quarantine import QuarantineItem
+    from oncemore.control.quarantine_items import QuarantineItem
     from oncemore.steps.engine import Engine
     from oncemore.testing import FakeClock
 

@@ -70,7 +70,7 @@ def test_whoever_is_to_be_told_is_told_without_being_asked_for() -> None:
             "attempts": 1,
             "error": {"type": "NeedsReview", "code": "AMBIGUOUS_NAME"},
             "since": item.since,
-            "told_again_after": message.payload["told_again_after"],
+            "notify_again_after": message.payload["notify_again_after"],
             "next": f"oncemore quarantine show {item.id}",
         }
         assert settled(lambda: engine.quarantine.show(item).notifications[0].state == "DELIVERED")
@@ -227,7 +227,7 @@ def test_without_a_stretch_everything_is_told() -> None:
         assert sorted(one.payload["item"] for one in heard.messages) == sorted(
             item.id for item in engine.quarantine
         )
-        assert {one.payload["told_again_after"] for one in heard.messages} == {None}
+        assert {one.payload["notify_again_after"] for one in heard.messages} == {None}
 
 
 def test_what_is_held_again_is_told_again() -> None:

@@ -10,7 +10,7 @@ from oncemore import clock as clocks
 from oncemore._ids import new_uuid7
 from oncemore._redact import mask_text
 from oncemore.audit.recorder import OperationIds, SinkWriter, check_category
-from oncemore.audit.stream import AuditStream
+from oncemore.audit.sinks import AuditStream
 from oncemore.classifiers.classify import classify
 from oncemore.config import are_retries_enabled
 from oncemore.errors import (

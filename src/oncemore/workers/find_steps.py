@@ -1,10 +1,4 @@
-"""The public `Worker`, which runs submitted and deferred work, and the search for steps in modules.
-
-    worker = oncemore.Worker(engine, [poll, publish])
-    worker.run()
-
-The command `oncemore worker package.module` does the same. The loop itself is in `workers.worker`.
-"""
+"""Finds the steps in modules, by the addresses that commands take."""
 
 from __future__ import annotations
 
@@ -14,45 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oncemore.errors import UsageError
-from oncemore.steps.decorator import Step, known_step
+from oncemore.steps.decorator import Step
 from oncemore.steps.nodes import NodeStep, is_node, nodes_in
-from oncemore.workers import worker
-from oncemore.workers.worker_report import Worked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from oncemore.steps.engine import Engine
 
-__all__ = ["Worked", "Worker", "find_steps"]
-
-
-class Worker(worker.WorkerCore):
-    """Runs due work of the given steps, and takes over the runs of dead workers.
-
-    concurrency  how many runs may be active at once: plain steps in threads, async steps on one event loop
-    poll_s       how often to look for due runs while the log does not change
-    grace_s      how long `run()` and `close()` wait for active runs after a stop
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        steps: Iterable[Step[..., Any]],
-        *,
-        concurrency: int = 5,
-        poll_s: float = 1.0,
-        grace_s: float = 30.0,
-    ) -> None:
-        known_steps = []
-        for candidate in steps:
-            step = NodeStep(candidate) if is_node(candidate) else candidate
-            if not isinstance(step, Step):
-                raise UsageError(
-                    f"{candidate!r} is not a step; a worker takes functions under @oncemore.step"
-                )
-            known_steps.append(known_step(step))
-        super().__init__(engine, known_steps, concurrency=concurrency, poll_s=poll_s, grace_s=grace_s)
+def as_step(value: object) -> Step[..., Any] | None:
+    """Return a step, the step of a node, or None for any other object."""
+    step = NodeStep(value) if is_node(value) else value
+    return step if isinstance(step, Step) else None
 
 
 def find_steps(addresses: Iterable[str]) -> list[Step[..., Any]]:
@@ -80,6 +46,14 @@ def find_steps(addresses: Iterable[str]) -> list[Step[..., Any]]:
     return list(steps_by_id.values())
 
 
+def find_attribute(module: Any, name: str) -> Any:
+    """Return the value at a dotted name in a module, or None."""
+    value = module
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return value
+
+
 def _import_steps_module(name: str) -> Any:
     try:
         return import_module(name)
@@ -98,10 +72,7 @@ def _import_steps_module(name: str) -> Any:
 
 
 def _find_step(module: Any, name: str, attribute: str) -> Step[..., Any]:
-    step: Any = module
-    for part in attribute.split("."):
-        step = getattr(step, part, None)
-    step = NodeStep(step) if is_node(step) else step
-    if not isinstance(step, Step):
+    step = as_step(find_attribute(module, attribute))
+    if step is None:
         raise UsageError(f"{name} has no step called {attribute!r}")
     return step
