@@ -11,7 +11,7 @@ import pytest
 import oncemore
 from oncemore import UsageError
 from oncemore.artifacts.backends import FolderBackend
-from oncemore.log.head_access import build_write, load_head
+from oncemore.log.entry_codec import build_write, load_head
 from oncemore.log.record import ArtifactRecord, RecordChange
 from oncemore.log.store import Batch
 from oncemore.testing import FakeClock

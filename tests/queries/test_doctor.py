@@ -348,8 +348,7 @@ def test_a_recomputed_run_with_another_result_is_unhealthy(tmp_path: Path) -> No
         # As a bug would do it: the finished run is begun anew under the same configuration.
         head = engine.store.load_head(entity)
         assert head is not None
-        from oncemore.log.entry_codec import decode_head
-        from oncemore.log.head_access import build_write
+        from oncemore.log.entry_codec import build_write, decode_head
         from oncemore.log.record import RecordChange
 
         run = decode_head(head.head)

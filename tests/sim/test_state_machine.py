@@ -35,8 +35,9 @@ from oncemore.errors import (
     RetriesExhausted,
     UsageError,
 )
+from oncemore.log.entry_codec import hash_entry
 from oncemore.log.memory import MemoryStore
-from oncemore.log.record import NOWHERE, hash_entry
+from oncemore.log.record import NOWHERE
 from oncemore.log.sqlite.store import SqliteStore
 from oncemore.log.store import Batch, Conflict, EntryWrite, HeadIndex, HeadQuery, Stored
 from oncemore.policy.backoff import Jitter, Schedule

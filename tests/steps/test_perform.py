@@ -12,8 +12,8 @@ import pytest
 
 import oncemore
 from oncemore.errors import StoreError
-from oncemore.log.head_access import build_write, load_head
-from oncemore.log.interrupt_shield import InterruptShield
+from oncemore.log.entry_codec import build_write, load_head
+from oncemore.log.group_commit import InterruptShield
 from oncemore.log.memory import CompletedTicket, MemoryStore
 from oncemore.log.record import RecordChange
 from oncemore.log.store import Batch, Conflict

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore.log.entry_codec import decode_head
-from oncemore.log.head_access import build_write
+from oncemore.log.entry_codec import build_write, decode_head
 from oncemore.log.record import RecordChange
 from oncemore.log.record import RunRecord as State
 from oncemore.log.store import Batch, Stored

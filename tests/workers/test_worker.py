@@ -13,8 +13,7 @@ import pytest
 
 import oncemore
 from oncemore.errors import StoreError
-from oncemore.log.entry_codec import decode_head
-from oncemore.log.head_access import build_write
+from oncemore.log.entry_codec import build_write, decode_head
 from oncemore.log.record import NOWHERE, JobRecord, RecordChange
 from oncemore.log.record import WorkerRecord as Lease
 from oncemore.log.store import Batch, HeadQuery

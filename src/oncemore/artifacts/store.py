@@ -384,7 +384,7 @@ class Artifacts:
 
         An artifact that an operator has rejected stays rejected.
         """
-        from oncemore.log import head_access
+        from oncemore.log import entry_codec
 
         engine, body = self._engine, {"quarantine": _quarantine_evidence(error)}
         while True:
@@ -399,9 +399,9 @@ class Artifacts:
                 change, notifications = engine.notifier.add_notifications(
                     engine, ref, head.version, change, now
                 )
-            write = head_access.build_write(ref, head.version, head.hash, change, now, engine.cipher)
+            write = entry_codec.build_write(ref, head.version, head.hash, change, now, engine.cipher)
             # In the same batch, so that a crash cannot lose the notifications.
-            events = (head_access.build_event_write(event, now, engine.cipher) for event in notifications)
+            events = (entry_codec.build_event_write(event, now, engine.cipher) for event in notifications)
             reply = engine.store.append(Batch((write, *events))).wait()
             if notifications and isinstance(reply, Stored):
                 engine.notifier.wake_thread(engine)  # type: ignore[union-attr]

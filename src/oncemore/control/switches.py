@@ -40,9 +40,7 @@ from oncemore.control.review import (
     stale_decision,
 )
 from oncemore.errors import NotPermitted, StaleDecision, UsageError
-from oncemore.log.entry_codec import decode_head, decode_header, read_body
-from oncemore.log.head_access import build_write, load_head
-from oncemore.log.head_index import HELD
+from oncemore.log.entry_codec import HELD, build_write, decode_head, decode_header, load_head, read_body
 from oncemore.log.record import NOWHERE, RecordChange, RunRecord
 from oncemore.log.store import Batch, HeadQuery, Stored
 from oncemore.maintenance.erase import find_run

@@ -43,7 +43,7 @@ JOINED_WRITE_LIMIT_S = 1.0
 
 
 class HeadIndex(Value):
-    """The columns by which a store finds heads; computed from the record of the head (`log.head_index`).
+    """The columns by which a store finds heads; computed from the record of the head (`build_index`).
 
     due  time at which a worker must look at the entity again; None: never
     """

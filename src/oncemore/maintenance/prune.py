@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from oncemore._redact import log_warning
 from oncemore._values import Value
 from oncemore.errors import StoreError, UsageError
-from oncemore.log.entry_codec import decode_head, decode_header, read_body
-from oncemore.log.head_access import build_write
+from oncemore.log.entry_codec import build_write, decode_head, decode_header, read_body
 from oncemore.log.record import ArtifactRecord, EventRecord, RecordChange, RunRecord, WorkerRecord
 from oncemore.log.store import Batch, Conflict, HeadQuery, Stored
 from oncemore.maintenance.retention_rules import MIN_AGE_S, check_age, find_keep_reason

@@ -11,8 +11,7 @@ from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 from oncemore._values import Value
-from oncemore.log.entry_codec import decode_head, encode_head
-from oncemore.log.head_index import build_index
+from oncemore.log.entry_codec import build_index, decode_head, encode_head
 from oncemore.log.record import WorkerRecord
 from oncemore.log.store import Head, HeadIndex, HeadQuery
 from oncemore.steps.history import KINDS, verify_chain

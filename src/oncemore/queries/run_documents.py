@@ -17,8 +17,7 @@ import msgspec
 from oncemore._values import Value
 from oncemore.control.moved_log import check_not_moved
 from oncemore.errors import StoreError, UsageError
-from oncemore.log.entry_codec import EntryHeader, decode_header, encode_head
-from oncemore.log.head_index import build_index
+from oncemore.log.entry_codec import EntryHeader, build_index, decode_header, encode_head
 from oncemore.log.store import Entry, Head
 from oncemore.policy.canonical_json import hash_bytes
 from oncemore.steps.history import RECORDS, export_records, verify_chain

@@ -31,7 +31,7 @@ from oncemore.limits.budget_step import UnsavedEarnings
 from oncemore.limits.concurrency import ConcurrencyLimits
 from oncemore.limits.shared_breaker import BreakerCache
 from oncemore.log.encryption import BodyCipher
-from oncemore.log.interrupt_shield import InterruptShield
+from oncemore.log.group_commit import InterruptShield
 from oncemore.maintenance.size_warning import DEFAULT_LIMITS, SizeLimits, SizeMonitor
 from oncemore.policy.canonical_json import normalize_name
 from oncemore.steps.entered_engine import enter_engine, leave_engine

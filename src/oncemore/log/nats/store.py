@@ -25,7 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from oncemore.errors import StoreError, UsageError
-from oncemore.log.group_commit import PendingBatch, wait_in_task, wake_waiters
+from oncemore.log.group_commit import PendingBatch
 from oncemore.log.nats import import_entries, messages
 from oncemore.log.nats.address import parse_address
 from oncemore.log.nats.append import NatsAppender
@@ -37,6 +37,7 @@ from oncemore.log.nats.replies import NoServerReply
 from oncemore.log.nats.server_check import NatsServerInfo, prepare_stream
 from oncemore.log.read_only import ReadOnlyMixin
 from oncemore.log.store import EntitySizes, StorageSpace, check_batch
+from oncemore.log.waiters import wait_in_task, wake_waiters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import apsw
 
 from oncemore.errors import StoreError, UsageError
-from oncemore.log.group_commit import GroupCommit
-from oncemore.log.interrupt_shield import InterruptShield
+from oncemore.log.group_commit import GroupCommit, InterruptShield
 from oncemore.log.sqlite import machine, maintenance, schema
 from oncemore.log.sqlite.backup import SqliteMaintenance, check_file, identify_file
 from oncemore.log.sqlite.batch_writes import apply_batches, is_single_write, store_single_write

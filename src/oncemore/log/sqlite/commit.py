@@ -1,27 +1,50 @@
-"""The compare-and-set of batches in SQLite: the statements, and the functions that run them.
+"""The parts of every commit in SQLite: the lock of the store's file, and the compare-and-set of batches.
 
-A write is two statements that both change a row or both change nothing, because the second depends on the
+**The lock file** beside the store serialises writers. SQLite's own lock makes writing correct; the lock file
+makes it fair between processes, unlike SQLite's busy handler. Waiting for it is bounded. It is a POSIX lock: a
+forked child does not inherit it, and closing *any* descriptor of the file drops it, so a process opens the
+file only once.
+
+**A write** is two statements that both change a row or both change nothing, because the second depends on the
 result of the first. So a lone write compares by writing. A batch with several writes or guards compares all
 of them before it writes.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
+import re
+import threading
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import apsw
 
 from oncemore._values import make
+from oncemore.errors import StoreError
+from oncemore.log.sqlite.files import open_private
 from oncemore.log.sqlite.joined import run_joined_write
 from oncemore.log.sqlite.rows import HEAD_LIST, SELECT_HEAD, fetch_rows, row_to_head
 from oncemore.log.store import Conflict, JoinedWriteFailed, Stored
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+    from types import TracebackType
 
     from oncemore.log.store import Batch, EntryWrite
 
     Answer = Stored | Conflict | JoinedWriteFailed
+
+LOCK_WAIT_S = 30.0
+_TRY = fcntl.LOCK_EX | fcntl.LOCK_NB
+#: After this time the holder of a lock is taken for stuck, and waiters poll less often.
+STUCK_S = 2.0
+#: Name of the store and its last synced seq, as the lock file holds them.
+_PROGRESS = re.compile(rb"([0-9a-f]{32}) ([0-9]{20})\n")
 
 # For a new entity the head is inserted first, and `changes()` tells the log whether that succeeded. For an
 # existing entity the log comes first, because its `before` is the seq of the head that the update replaces.
@@ -65,6 +88,110 @@ class _WriteStatements(NamedTuple):
 _IN_TRANSACTION = _WriteStatements(_FIRST, _NEXT, _FIRST_GUARDED, _NEXT_GUARDED)
 #: The same as whole transactions, so that a lone write is one call of the engine.
 _ALONE = _WriteStatements(*(f"BEGIN IMMEDIATE;{sql};COMMIT" for sql in _IN_TRANSACTION))
+
+
+class FairFileLock:
+    """A fair lock between processes and threads; `with lock:` waits at most `LOCK_WAIT_S`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._thread_lock = threading.Lock()  # POSIX locks do not exclude the threads of one process
+        self._file: int | None = None
+
+    def __enter__(self) -> None:
+        self.acquire_lock(bool)
+
+    def acquire_lock(self, before_wait: Callable[[], object]) -> None:
+        """Acquire the lock; call `before_wait` if it is held by another thread or process."""
+        if not self._thread_lock.acquire(False):
+            before_wait()
+            if not self._thread_lock.acquire(timeout=LOCK_WAIT_S):
+                raise StoreError(
+                    f"another thread has been writing to {self._path.stem} for {LOCK_WAIT_S:g} s"
+                )
+        try:
+            # Opened once and kept: closing it would drop the lock that another thread may hold.
+            file = self._file
+            if file is None:
+                file = self._file = open_private(self._path)
+            try:
+                fcntl.lockf(file, _TRY)
+            except OSError:
+                before_wait()
+                # It also tells a lock that is held from a file that cannot be locked at all.
+                self._wait_for_lock(file)
+        except BaseException:
+            self._thread_lock.release()
+            raise
+
+    def _wait_for_lock(self, file: int) -> None:
+        """Poll until the lock is free or the time is up; a blocking call could not be abandoned.
+
+        All waiters poll at the same rate: with a growing pause, the longest waiting would come last. They
+        poll less often only when the holder seems stuck.
+        """
+        started = time.monotonic()
+        while not try_lock(file, self._path):
+            waited = time.monotonic() - started
+            if waited > LOCK_WAIT_S:
+                raise StoreError(
+                    f"another process has been writing to {self._path.stem} for {LOCK_WAIT_S:g} s; "
+                    "is it stopped?"
+                )
+            pause = 0.0005 if waited < STUCK_S else 0.01
+            from random import uniform  # imported here, because most processes never wait
+
+            time.sleep(uniform(pause / 5, pause))  # noqa: S311 - only spreads the polling
+
+    def write_progress(self, store: str, seq: int) -> None:
+        """Record the last synced seq of a store; not synced itself, so it may be behind and never ahead."""
+        assert self._file is not None
+        with suppress(OSError):  # on a full disk the record is behind, and nothing else happens
+            os.pwrite(self._file, f"{store} {seq:020}\n".encode(), 0)
+
+    def read_progress(self) -> tuple[str, int]:
+        """Return the name of the store and its recorded seq; ("", 0) if nothing is recorded."""
+        assert self._file is not None
+        match = _PROGRESS.fullmatch(os.pread(self._file, 100, 0))
+        return (match[1].decode(), int(match[2])) if match else ("", 0)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release_lock()
+
+    def release_lock(self) -> None:
+        """Release the lock."""
+        assert self._file is not None
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_UN)
+        finally:
+            self._thread_lock.release()
+
+
+#: One lock for each file, kept while the process lives: closing a second would drop the lock of the first.
+_locks: dict[Path, FairFileLock] = {}
+
+
+def store_lock(path: Path) -> FairFileLock:
+    """Return this process's lock of a store."""
+    return _locks.setdefault(path, FairFileLock(path.with_name(path.name + "-door")))
+
+
+def forget_locks() -> None:
+    """In a forked child: forget the parent's locks without closing their files."""
+    _locks.clear()
+
+
+def try_lock(file: int, path: Path) -> bool:
+    """Lock a file if no other process has locked it; return whether this process has it now."""
+    try:
+        fcntl.lockf(file, _TRY)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            return False
+        raise StoreError(f"{path} cannot be locked: {error.strerror}") from error
+    return True
 
 
 def is_single_write(batch: Batch) -> bool:
