@@ -39,7 +39,7 @@ def test_a_closed_store_in_memory_refuses_every_call_and_wakes_waiting_threads()
     assert store.wait_for_change(0, 60.0) == 0
     for use in (
         lambda: store.load_head("run/a"),
-        lambda: store.prune_bodies({"run/a": 1}),
+        lambda: store.open_maintenance().prune_bodies({"run/a": 1}),
         lambda: store.append(Batch(())),
     ):
         with pytest.raises(StoreError, match="closed"):

@@ -341,7 +341,7 @@ class StoreMachine(RuleBasedStateMachine):
         head = self.model.load_head(entity)
         if head is not None:
             for store in (self.model, self.store):
-                store.prune_bodies({entity: min(before, head.version)})
+                store.open_maintenance().prune_bodies({entity: min(before, head.version)})
 
     @rule()
     def reopen(self) -> None:

@@ -207,7 +207,7 @@ def test_a_body_that_is_gone_without_a_record_is_said_to_be_gone() -> None:
     assert work(1) == 1
     head = store.load_head(f"run/{work.key(1)}")
     assert head is not None
-    store.prune_bodies({head.entity: head.version + 1})
+    store.open_maintenance().prune_bodies({head.entity: head.version + 1})
     with pytest.raises(StoreError, match="was it pruned"):
         work(1)
     with pytest.raises(StoreError, match="was it pruned"):

@@ -601,7 +601,7 @@ def prune(engine: oncemore.Engine, entity: str) -> None:
     change = RecordChange(("PRUNE",), state, state._replace(pruned_at=engine.now()))
     write = build_write(entity, head.version, head.hash, change, engine.now())
     assert isinstance(engine.store.append(Batch((write,))).wait(), Stored)
-    engine.store.prune_bodies({entity: head.version + 1})
+    engine.store.open_maintenance().prune_bodies({entity: head.version + 1})
 
 
 @each_colour

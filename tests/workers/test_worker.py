@@ -306,7 +306,7 @@ def test_what_cannot_go_on_here_does_not_hide_what_can(
 def test_arguments_that_were_pruned_cannot_be_gone_on_with(engine: oncemore.Engine) -> None:
     one = step("one")
     run = one.submit(1)
-    engine.store.prune_bodies({f"run/{run.key}": 2})
+    engine.store.open_maintenance().prune_bodies({f"run/{run.key}": 2})
     assert alone(engine, one).run_until_idle() == Worked(refused=1)
 
 

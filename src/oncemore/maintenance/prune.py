@@ -201,7 +201,7 @@ def _select_groups(
                 yield group
                 group = []
         if pruned_before:
-            engine.store.prune_bodies(pruned_before)
+            engine.store.open_maintenance().prune_bodies(pruned_before)
         if group:
             yield group
 
@@ -288,7 +288,7 @@ def remove_bodies(engine: Engine, group: list[PrunableRun]) -> None:
     """Remove the bodies of runs below their last mark, and all bodies of their events."""
     bodies = {doomed.head.entity: doomed.head.version + 1 for doomed in group}
     bodies.update({name: version + 1 for doomed in group for name, version in doomed.events.items()})
-    engine.store.prune_bodies(bodies)
+    engine.store.open_maintenance().prune_bodies(bodies)
 
 
 # Tombstones and workers -----------------------------------------------------------------------------
@@ -316,7 +316,9 @@ def _drop_keys(
                     dropped[name] = dependent.version, dependent.hash.hex()
         if dropped:
             task.append_note({"forgotten": [[name, *last] for name, last in dropped.items()]})
-            engine.store.drop_entities({name: version for name, (version, _) in dropped.items()})
+            engine.store.open_maintenance().drop_entities(
+                {name: version for name, (version, _) in dropped.items()}
+            )
             counter.dropped_keys += count
 
 
@@ -352,7 +354,7 @@ def _drop_workers(engine: Engine, task: MaintenanceTask, counter: PruneCounter) 
         if dead:
             task.append_note({"workers": list(dead)})
             try:
-                counter.workers += engine.store.drop_entities(dead)
+                counter.workers += engine.store.open_maintenance().drop_entities(dead)
             except StoreError as error:
                 # On PostgreSQL only the owner of the schema may delete rows. The prune itself succeeded.
                 log_warning(f"the records of dead processes could not be removed: {error}")

@@ -189,6 +189,6 @@ def repair_heads(
     replaced = 0
     for start in range(0, len(right), REPAIR_BATCH):
         # The store leaves out heads that were written after the rebuild ended.
-        replaced += store.replace_heads(right[start : start + REPAIR_BATCH], report.upto)
+        replaced += store.open_maintenance().replace_heads(right[start : start + REPAIR_BATCH], report.upto)
         progress(start, len(right))
     return replaced

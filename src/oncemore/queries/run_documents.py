@@ -119,7 +119,7 @@ def import_runs(engine: Engine, lines: Iterable[str], mapping: Mapping[str, str]
         if stored is not None and (stored.version, stored.hash) == (version, digest):
             continue
         head = Head(entity, version, digest, encode_head(state), build_index(state), 0)
-        engine.store.import_entries(entries, [head])
+        engine.store.open_maintenance().import_entries(entries, [head])
         runs, imported = runs + 1, imported + len(entries)
     return ImportedRuns(runs, imported, len(chains) - runs)
 

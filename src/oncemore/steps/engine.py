@@ -254,7 +254,7 @@ class Engine:
 
     def describe_store(self) -> StoreFacts:
         """Return the engine of the store, its address and its durability."""
-        return self.store.describe_store()
+        return self.store.open_maintenance().describe_store()
 
     def acknowledge(self, *, reason: str, by: str | None = None) -> None:
         """Accept a copied or restored store, after checking which work may be done twice."""

@@ -1,8 +1,8 @@
-"""The parts of every commit in SQLite: the lock of the store's file, and the compare-and-set of batches.
+"""The parts of every commit in SQLite: the lock file, the compare-and-set of batches, the file's identity.
 
 **The lock file** beside the store serialises writers. SQLite's own lock makes writing correct; the lock file
-makes it fair between processes, unlike SQLite's busy handler. Waiting for it is bounded. It is a POSIX lock: a
-forked child does not inherit it, and closing *any* descriptor of the file drops it, so a process opens the
+makes it fair between processes, unlike SQLite's busy handler. Waiting for it is bounded. It is a POSIX lock:
+a forked child does not inherit it, and closing *any* descriptor of the file drops it, so a process opens the
 file only once.
 
 **A write** is two statements that both change a row or both change nothing, because the second depends on the
@@ -27,7 +27,7 @@ from oncemore._values import make
 from oncemore.errors import StoreError
 from oncemore.log.sqlite.files import open_private
 from oncemore.log.sqlite.joined import run_joined_write
-from oncemore.log.sqlite.rows import HEAD_LIST, SELECT_HEAD, fetch_rows, row_to_head
+from oncemore.log.sqlite.queries import HEAD_LIST, SELECT_HEAD, fetch_rows, row_to_head
 from oncemore.log.store import Conflict, JoinedWriteFailed, Stored
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ UPDATE head SET version=version+1, hash=?, head=?, kind=?, state=?, due=?, step=
 """  # noqa: S608
 
 
-class _WriteStatements(NamedTuple):
+class WriteStatements(NamedTuple):
     """The statements of one write: the first entry of an entity, a later one, and both under a guard."""
 
     first: str
@@ -85,9 +85,9 @@ class _WriteStatements(NamedTuple):
     then_guarded: str
 
 
-_IN_TRANSACTION = _WriteStatements(_FIRST, _NEXT, _FIRST_GUARDED, _NEXT_GUARDED)
+_IN_TRANSACTION = WriteStatements(_FIRST, _NEXT, _FIRST_GUARDED, _NEXT_GUARDED)
 #: The same as whole transactions, so that a lone write is one call of the engine.
-_ALONE = _WriteStatements(*(f"BEGIN IMMEDIATE;{sql};COMMIT" for sql in _IN_TRANSACTION))
+ALONE = WriteStatements(*(f"BEGIN IMMEDIATE;{sql};COMMIT" for sql in _IN_TRANSACTION))
 
 
 class FairFileLock:
@@ -194,17 +194,23 @@ def try_lock(file: int, path: Path) -> bool:
     return True
 
 
-def is_single_write(batch: Batch) -> bool:
-    """Whether a batch is one write with at most one guard and no joined write."""
-    writes, guards, _, joined_write, _ = batch
-    return len(writes) == 1 and len(guards) < 2 and joined_write is None
+def file_identity(path: str) -> tuple[int, int] | None:
+    """Return the device and inode of a file, or None if it does not exist or cannot be read."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
-def store_single_write(cursor: apsw.Cursor, batch: Batch) -> Answer:
-    """Store a batch that `is_single_write`, in a transaction of its own."""
-    (write,), guards, *_ = batch
-    seq = (_write_guarded_entry if guards else _write_entry)(cursor, write, guards, _ALONE)
-    return make(Stored, ((seq,),)) if seq else _single_write_conflict(cursor, batch)
+def file_changed(path: Path) -> StoreError:
+    """Return the error for a database that was replaced or deleted while this process had it open."""
+    replaced = file_identity(str(path)) is not None
+    return StoreError(
+        f"{path} was {'replaced by another file' if replaced else 'deleted or moved'} while this process "
+        "had it open: entries written now would be lost, so nothing is acknowledged. Stop all "
+        "processes that use it, put the file back, and start them again"
+    )
 
 
 def apply_batches(cursor: apsw.Cursor, batches: list[Batch]) -> list[Answer]:
@@ -233,21 +239,22 @@ def _store_with_joined_write(cursor: apsw.Cursor, batch: Batch) -> Answer:
 
 def _store_batch(cursor: apsw.Cursor, batch: Batch) -> Stored | Conflict:
     """Store a batch, or return the conflict that prevents it."""
-    writes, guards = batch.writes, batch.guards
-    if len(writes) == 1 and len(guards) < 2:
-        write = _write_guarded_entry if guards else _write_entry
-        seq = write(cursor, writes[0], guards, _IN_TRANSACTION)
-        return make(Stored, ((seq,),)) if seq else _single_write_conflict(cursor, batch)
+    if len(batch.writes) == 1 and len(batch.guards) < 2:
+        return store_single_write(cursor, batch, _IN_TRANSACTION)
     conflict = _find_conflict(cursor, batch)
     if conflict is not None:
         return conflict
-    seqs = tuple([_write_entry(cursor, write, guards, _IN_TRANSACTION) for write in writes])
+    # Under no guard: all of them have just been compared.
+    seqs = tuple([_write_entry(cursor, write, {}, _IN_TRANSACTION) for write in batch.writes])
     assert 0 not in seqs, "a head moved inside the transaction that compared it"
     return make(Stored, (seqs,))
 
 
-def _single_write_conflict(cursor: apsw.Cursor, batch: Batch) -> Conflict:
-    """Return the conflict of a lone write that changed no row."""
+def store_single_write(cursor: apsw.Cursor, batch: Batch, sql: WriteStatements) -> Stored | Conflict:
+    """Store a batch of one write with at most one guard: the statements that write also compare."""
+    seq = _write_entry(cursor, batch.writes[0], batch.guards, sql)
+    if seq:
+        return make(Stored, ((seq,),))
     conflict = _find_conflict(cursor, batch) if batch.guards else None
     return conflict or _build_conflict(cursor, batch.writes[0].entity)
 
@@ -267,41 +274,30 @@ def _build_conflict(cursor: apsw.Cursor, entity: str) -> Conflict:
     return Conflict(entity, row_to_head(rows[0]) if rows else None)
 
 
-def _write_guarded_entry(
-    cursor: apsw.Cursor, write: EntryWrite, guards: Mapping[str, int], sql: _WriteStatements
-) -> int:
-    """Do the same as `_write_entry`, but only if the one guard has its expected version."""
-    entity, expect, header, body, own_hash, head, index = write
-    ((guard_entity, guard_version),) = guards.items()
-    guard = (guard_entity, guard_version or None)
-    if expect:
-        entry = (own_hash, header, body, entity, expect, *guard)
-        cursor.execute(sql.then_guarded, (*entry, own_hash, head, *index, entity, expect))
-    else:
-        try:
-            cursor.execute(
-                sql.first_guarded, (entity, own_hash, head, *index, *guard, entity, own_hash, header, body)
-            )
-        except apsw.ConstraintError:  # the guard has moved; undo the head that was inserted first
-            undo = ("ROLLBACK", ()) if sql is _ALONE else ("DELETE FROM head WHERE entity=?", (entity,))
-            cursor.execute(*undo)
-            return 0
-    connection = cursor.connection
-    return connection.last_insert_rowid() if connection.changes() else 0
-
-
 def _write_entry(
-    cursor: apsw.Cursor, write: EntryWrite, guards: Mapping[str, int], sql: _WriteStatements
+    cursor: apsw.Cursor, write: EntryWrite, guards: Mapping[str, int], sql: WriteStatements
 ) -> int:
-    """Update the head if it has the expected version, and log the entry; return its seq, or 0.
-
-    `guards` is not used: the caller has compared them, or there are none.
-    """
+    """Update the head if it and the guard have their versions, and log the entry; return its seq, or 0."""
     entity, expect, header, body, own_hash, head, index = write
-    if expect:
-        entry = (own_hash, header, body, entity, expect)
-        cursor.execute(sql.then, (*entry, own_hash, head, *index, entity, expect))
+    if not guards:
+        if expect:
+            entry = (own_hash, header, body, entity, expect)
+            cursor.execute(sql.then, (*entry, own_hash, head, *index, entity, expect))
+        else:
+            cursor.execute(sql.first, (entity, own_hash, head, *index, entity, own_hash, header, body))
     else:
-        cursor.execute(sql.first, (entity, own_hash, head, *index, entity, own_hash, header, body))
+        ((guard_entity, guard_version),) = guards.items()
+        guard = (guard_entity, guard_version or None)
+        if expect:
+            entry = (own_hash, header, body, entity, expect)
+            cursor.execute(sql.then_guarded, (*entry, *guard, own_hash, head, *index, entity, expect))
+        else:
+            first = (entity, own_hash, head, *index, *guard, entity, own_hash, header, body)
+            try:
+                cursor.execute(sql.first_guarded, first)
+            except apsw.ConstraintError:  # the guard has moved; undo the head that was inserted first
+                undo = ("ROLLBACK", ()) if sql is ALONE else ("DELETE FROM head WHERE entity=?", (entity,))
+                cursor.execute(*undo)
+                return 0
     connection = cursor.connection
     return connection.last_insert_rowid() if connection.changes() else 0

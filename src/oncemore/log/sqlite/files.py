@@ -45,25 +45,6 @@ def resolve_path(path: str | os.PathLike[str]) -> Path:
     return resolved
 
 
-def file_identity(path: str) -> tuple[int, int] | None:
-    """Return the device and inode of a file, or None if it does not exist or cannot be read."""
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
-
-
-def file_changed(path: Path) -> StoreError:
-    """Return the error for a database that was replaced or deleted while this process had it open."""
-    replaced = file_identity(str(path)) is not None
-    return StoreError(
-        f"{path} was {'replaced by another file' if replaced else 'deleted or moved'} while this process "
-        "had it open: entries written now would be lost, so nothing is acknowledged. Stop all "
-        "processes that use it, put the file back, and start them again"
-    )
-
-
 def companions_alone(path: Path, companions: list[str]) -> StoreError:
     """Return the error for companion files whose database is missing."""
     return StoreError(

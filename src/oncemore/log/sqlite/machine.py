@@ -5,8 +5,8 @@
   process dies in any way, and keeps it while the process is stopped.
 * The clock is the kernel's time since boot: no jump of the wall clock affects it, and all processes share it.
 
-All locks are POSIX locks (`log.sqlite.commit`): closing *any* descriptor of a file drops the process's locks on
-it, so a process opens the files of its own workers only once.
+The locks are POSIX locks, as the store's own (`log.sqlite.commit`): closing *any* descriptor of a file drops
+the process's locks on it, so a process opens the files of its own workers only once.
 """
 
 from __future__ import annotations
