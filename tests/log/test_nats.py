@@ -727,13 +727,13 @@ def test_purging_removes_old_tombstones_and_guard_messages(
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
         die_at(patch, "clear_entity", 1)
         store.open_maintenance().drop_entities({"run/a": 1})
-    store.purge_leftovers()
+    store.open_maintenance().checkpoint_wal()
     left = count_by_subject(url, namespace)
     assert sorted(left.values()) == [1, 1], left
     assert f"{namespace}.g" not in left
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(maintenance, "TOMBSTONE_S", -1.0)
-        store.purge_leftovers()
+        store.open_maintenance().checkpoint_wal()
     assert list(count_by_subject(url, namespace).values()) == [1]
     assert store.open_maintenance().checkpoint_wal() == ""
     require_stored(append_writes(store, make_write("run/a", None)))
@@ -795,7 +795,7 @@ def test_a_projection_that_was_not_used_for_long_is_filled_again(
     assert len(list(other.list_heads(HeadQuery("run")))) == 2
     store.open_maintenance().drop_entities({"run/a": 1})
     monkeypatch.setattr(maintenance, "TOMBSTONE_S", -1.0)
-    store.purge_leftovers()  # the tombstone is gone as well
+    store.open_maintenance().checkpoint_wal()  # the tombstone is gone as well
     monkeypatch.setattr(queries, "STALE_S", -1.0)
     assert [head.entity for head in other.list_heads(HeadQuery("run"))] == ["run/b"]
     other.close()

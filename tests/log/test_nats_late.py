@@ -56,7 +56,7 @@ def claim(entity: str, version: int, **more: Any) -> Batch:
 
 
 def count_messages(store: NatsStore) -> int:
-    return int(store.stream_info()["messages"])
+    return int(store.ask_in_loop(store.log.stream_info)["messages"])
 
 
 def move_switch(store: NatsStore) -> None:

@@ -13,7 +13,7 @@ import pytest
 import trustme
 
 from oncemore.errors import StoreError
-from oncemore.log.postgres import fast_append, notify
+from oncemore.log.postgres import notify, statements
 from oncemore.log.postgres import schema as postgres_format
 from oncemore.log.postgres.connection import ASK_S, MAX_CONNECTIONS, ServerClock
 from oncemore.log.postgres.store import PostgresStore
@@ -57,7 +57,7 @@ def in_format(number: int, url: str, schema: str) -> PostgresStore:
     """Return a store as an earlier version opened it: with `append`, without the fast path."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(postgres_format, "FORMAT", number)
-        patch.setattr(fast_append, "prepare_statements", lambda schema: ())
+        patch.setattr(statements, "prepare_statements", lambda schema: ())
         made = PostgresStore(url, schema)
     writer = made._writer
     ends = time.monotonic() + 60

@@ -17,7 +17,7 @@ import apsw
 import pytest
 
 from oncemore.errors import StoreError
-from oncemore.log.sqlite import machine, queries, reader, schema
+from oncemore.log.sqlite import commit, machine, queries, reader, schema
 from oncemore.log.sqlite import store as sqlite
 from oncemore.log.sqlite.store import SqliteStore
 from oncemore.log.store import Batch, Conflict, HeadQuery, Stored
@@ -310,7 +310,7 @@ def test_a_lock_that_is_never_released_is_reported(
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "shut\n"
-    monkeypatch.setattr(machine, "LOCK_WAIT_S", 0.2)
+    monkeypatch.setattr(commit, "LOCK_WAIT_S", 0.2)
     with pytest.raises(StoreError, match="another process has been writing"):
         append_writes(store, make_write("run/a", None))
     holder.kill()

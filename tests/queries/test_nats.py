@@ -98,7 +98,7 @@ def test_a_read_only_store_refuses_writes(url: str) -> None:
         lambda: store.open_maintenance().replace_heads([], 1),
         lambda: store.open_maintenance().import_entries([], []),
         lambda: store.register_worker("me"),
-        store.purge_leftovers,
+        store.open_maintenance().checkpoint_wal,
     ):
         with pytest.raises(StoreError, match="nothing is written"):
             use()

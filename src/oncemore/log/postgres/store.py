@@ -56,7 +56,8 @@ from oncemore.log.postgres.connection import (
 )
 from oncemore.log.postgres.maintenance import PostgresMaintenance
 from oncemore.log.postgres.notify import ChangeNotifier
-from oncemore.log.postgres.writer import PostgresWriter, read_head, row_to_head, split_groups
+from oncemore.log.postgres.statements import read_head, row_to_head
+from oncemore.log.postgres.writer import PostgresWriter, split_groups
 from oncemore.log.read_only import ReadOnlyMixin
 from oncemore.log.record import NOWHERE
 from oncemore.log.store import Entry, Stored, check_batch
