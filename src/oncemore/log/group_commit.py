@@ -81,6 +81,12 @@ class PendingBatch:
     leads = is_abandoned = False
 
     def __init__(self, combiner: BatchExecutor, batch: Batch) -> None:
+        writes, guards, *_ = batch
+        # A lone write without a guard on its own entity cannot contradict itself.
+        if len(writes) != 1 or (guards and writes[0].entity in guards):
+            from oncemore.log.store import check_batch  # here: `InterruptShield` is also used without a log
+
+            check_batch(batch)
         self._combiner, self.batch = combiner, batch
         self.answer: Stored | Conflict | None = None
         self.error: BaseException | None = None
@@ -229,7 +235,7 @@ class GroupCommit:
         except Exception as error:  # noqa: BLE001 - the caller gets it
             op.error = error
         except BaseException:
-            op.error = StoreError("interrupted while storing; read the state again to learn what was stored")
+            op.error = _interrupted()
             op.is_abandoned = True
             raise
         finally:
@@ -244,9 +250,8 @@ class GroupCommit:
         try:
             self._store_group(ops)
         except BaseException:
-            _fail_batches(
-                ops, StoreError("interrupted while storing; read the state again to learn what was stored")
-            )
+            for op in ops:
+                op.error = _interrupted()
             raise
         finally:
             self.wake_committed()  # the store may have failed before it did so
@@ -274,14 +279,12 @@ class GroupCommit:
         """Store batches together; after a `UsageError` one by one, so that only the invalid one fails."""
         try:
             self._transact(ops)
-        except UsageError as error:
-            if len(ops) == 1:
-                _fail_batches(ops, error)
-            else:
-                for op in ops:
-                    self._store_group([op])
         except Exception as error:  # noqa: BLE001 - all callers of the commit get it
-            _fail_batches(ops, error)
+            for op in ops:
+                if isinstance(error, UsageError) and len(ops) > 1:
+                    self._store_group([op])
+                else:
+                    op.error = error
 
     def _hand_over_turn(self) -> None:
         """Hand the turn to the first waiting caller, or release it."""
@@ -320,9 +323,8 @@ class GroupCommit:
                 self._hand_over_turn()
 
 
-def _fail_batches(ops: list[PendingBatch], error: BaseException) -> None:
-    for op in ops:
-        op.error = error
+def _interrupted() -> StoreError:
+    return StoreError("interrupted while storing; read the state again to learn what was stored")
 
 
 def _release_lock(lock: LockType) -> None:
@@ -342,7 +344,6 @@ class InterruptShield:
     """
 
     # Class attributes are the defaults: most shields see no signal and set none of them.
-
     _int: Any = None
     _term: Any = None
     _was_interrupted = False

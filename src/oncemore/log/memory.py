@@ -15,6 +15,7 @@ from oncemore.log.store import (
     Conflict,
     EntitySizes,
     Entry,
+    FilelessMaintenance,
     Head,
     StorageSpace,
     Stored,
@@ -62,7 +63,7 @@ class MemoryWorkerLock:
         self._live_workers.discard(self._worker)
 
 
-class MemoryStore:
+class MemoryStore(FilelessMaintenance):
     """A store of entries in a list and heads in a dictionary, under one lock."""
 
     supports_joined_writes = False
@@ -260,17 +261,6 @@ class MemoryStore:
             total = kinds.get(kind, EntitySizes())
             kinds[kind] = EntitySizes(total.entities + entities, total.entries + entries, total.bytes + size)
         return StorageSpace(kinds=kinds)
-
-    def copy_notice(self) -> str:
-        """Return "": a store in memory cannot be a copy."""
-        return ""
-
-    def acknowledge_copy(self) -> None:
-        """Do nothing."""
-
-    def checkpoint_wal(self) -> str:
-        """Do nothing."""
-        return ""
 
     def write_backup(self, to: Path, check: CopyCheck, progress: Callable[[int, int], object]) -> None:
         """Refuse: there is no file to copy."""

@@ -332,6 +332,21 @@ class MaintenanceStore(Protocol):
         """
 
 
+class FilelessMaintenance:
+    """Base of the maintenance of stores without a file of their own: no copies, no write-ahead log."""
+
+    def copy_notice(self) -> str:
+        """Return "": a restored database or stream cannot be distinguished from its original."""
+        return ""
+
+    def acknowledge_copy(self) -> None:
+        """Do nothing: the store is never held as a copy."""
+
+    def checkpoint_wal(self) -> str:
+        """Do nothing: a server makes its own checkpoints."""
+        return ""
+
+
 class Store(Protocol):
     """A log of entries with heads. A new store is one class that passes the contract suite."""
 

@@ -29,7 +29,7 @@ from oncemore.log.nats.append import RETRYABLE, clear_entity, publish_batch, pur
 from oncemore.log.nats.messages import ENTRY, HEAD_ONLY, TOMBSTONE, EntryToPublish
 from oncemore.log.nats.replies import NoServerReply
 from oncemore.log.nats.server_check import publish_refused
-from oncemore.log.store import EntitySizes, StorageSpace, check_next
+from oncemore.log.store import EntitySizes, FilelessMaintenance, StorageSpace, check_next
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +48,7 @@ MAX_TOMBSTONE_APPENDS = 1000  # after so many newer appends no writer waits for 
 TOMBSTONE_S = 3600.0  # how long a tombstone stays: longer than the age at which a projection is refilled
 
 
-class NatsMaintenance:
+class NatsMaintenance(FilelessMaintenance):
     """The maintenance of a store in NATS; much of it is up to the server."""
 
     def __init__(self, store: NatsStore) -> None:
@@ -101,13 +101,6 @@ class NatsMaintenance:
         """Import entries of another log, as one atomic batch of at most 1,000 messages."""
         # `_import_entries` repeats its requests itself, and raises no `NoServerReply`.
         self._store.ask_in_loop(partial(_import_entries, self._store.log, entries, heads))
-
-    def copy_notice(self) -> str:
-        """Return "": a restored stream cannot be distinguished from the original."""
-        return ""
-
-    def acknowledge_copy(self) -> None:
-        """Do nothing: a copy is never held."""
 
     def checkpoint_wal(self) -> str:
         """Purge leftovers; there is no write-ahead file."""

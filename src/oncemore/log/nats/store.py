@@ -35,7 +35,6 @@ from oncemore.log.nats.reader import LogPageReader, NatsLog
 from oncemore.log.nats.replies import NoServerReply
 from oncemore.log.nats.server_check import NatsServerInfo, prepare_stream
 from oncemore.log.read_only import ReadOnlyMixin
-from oncemore.log.store import check_batch
 from oncemore.log.waiters import wait_in_task, wake_waiters
 
 if TYPE_CHECKING:
@@ -105,10 +104,6 @@ class NatsStore:
 
     def append(self, batch: Batch) -> PendingBatch:
         """Return a ticket for a batch, which is sent when the ticket is waited for."""
-        writes, guards, *_ = batch
-        # A lone write without a guard on its own entity cannot contradict itself: no check needed.
-        if len(writes) != 1 or (guards and writes[0].entity in guards):
-            check_batch(batch)
         if batch.joined_write is not None:
             raise UsageError("NATS has no tables; on_commit() needs SQLite or PostgreSQL")
         messages.check_batch_size(batch)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from oncemore.errors import UsageError
 from oncemore.log.postgres.connection import check_text, psycopg
 from oncemore.log.postgres.queries import HEAD_COLUMNS
-from oncemore.log.store import EntitySizes, StorageSpace, StoreFacts, check_next
+from oncemore.log.store import EntitySizes, FilelessMaintenance, StorageSpace, StoreFacts, check_next
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from oncemore.log.store import CopyCheck, Entry, Head
 
 
-class PostgresMaintenance:
+class PostgresMaintenance(FilelessMaintenance):
     """The maintenance of a store in PostgreSQL; most of it is done by the server itself."""
 
     def __init__(self, store: PostgresStore, schema: str) -> None:
@@ -85,17 +85,6 @@ class PostgresMaintenance:
     def import_entries(self, entries: Sequence[Entry], heads: Sequence[Head]) -> None:
         """Append entries of another log; only the owner of the schema may."""
         self._store.run_as_owner(lambda connection: _import_entries(connection, self._schema, entries, heads))
-
-    def copy_notice(self) -> str:
-        """Return "": a restored database cannot be distinguished from its original."""
-        return ""
-
-    def acknowledge_copy(self) -> None:
-        """Do nothing: a store in PostgreSQL is never held as a copy."""
-
-    def checkpoint_wal(self) -> str:
-        """Do nothing: the server makes its own checkpoints."""
-        return ""
 
     def write_backup(self, to: Path, check: CopyCheck, progress: Callable[[int, int], object]) -> None:
         """Refuse, and name the server's own tools."""

@@ -60,7 +60,7 @@ from oncemore.log.postgres.statements import read_head, row_to_head
 from oncemore.log.postgres.writer import PostgresWriter, split_groups
 from oncemore.log.read_only import ReadOnlyMixin
 from oncemore.log.record import NOWHERE
-from oncemore.log.store import Entry, Stored, check_batch
+from oncemore.log.store import Entry, Stored
 from oncemore.policy.canonical_json import hash_bytes
 
 if TYPE_CHECKING:
@@ -145,17 +145,13 @@ class PostgresStore:
 
     def append(self, batch: Batch) -> PendingBatch:
         """Submit a batch; waiting for the ticket commits it."""
-        writes, guards, *_ = batch
-        # A lone write without a guard on its own entity cannot contradict itself: no check needed.
-        if len(writes) != 1 or (guards and writes[0].entity in guards):
-            check_batch(batch)
         # Before the batch joins a group: an invalid name would make the whole statement fail.
-        for write in writes:
+        for write in batch.writes:
             index = write.by
             texts = (write.entity, index.kind, index.state, index.step, index.worker, index.dataset)
             check_text(*texts)
-        if guards:
-            check_text(*guards)
+        if batch.guards:
+            check_text(*batch.guards)
         return self._combiner.submit_batch(batch)
 
     def _store_batches(self, ops: list[PendingBatch]) -> None:

@@ -33,13 +33,12 @@ from oncemore.log.sqlite.commit import (
     store_lock,
     store_single_write,
 )
-from oncemore.log.sqlite.disk_reserve import DiskReserve, begins_attempt, ends_attempt
-from oncemore.log.sqlite.files import disk_full_error
+from oncemore.log.sqlite.files import DiskReserve, begins_attempt, disk_full_error, ends_attempt
 from oncemore.log.sqlite.machine import BOOT_CLOCK
 from oncemore.log.sqlite.maintenance import SqliteMaintenance
 from oncemore.log.sqlite.queries import LAST_SEQ, SELECT_HEAD, fetch_rows, row_to_head
 from oncemore.log.sqlite.reader import ReaderConnection, SqliteReader
-from oncemore.log.store import JoinedWriteFailed, Stored, check_batch
+from oncemore.log.store import JoinedWriteFailed, Stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,10 +93,6 @@ class SqliteStore(SqliteReader):
 
     def append(self, batch: Batch) -> PendingBatch:
         """Submit a batch; waiting for the ticket commits it."""
-        writes, guards, *_ = batch
-        # A lone write without a guard on its own entity cannot contradict itself: no check needed.
-        if len(writes) != 1 or (guards and writes[0].entity in guards):
-            check_batch(batch)
         return self._combiner.submit_batch(batch)
 
     def _store_batches(self, group: list[PendingBatch]) -> None:
