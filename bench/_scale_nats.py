@@ -19,8 +19,9 @@ import nats
 from _measure import Effort, Goal, Group, Row, Subject, at_least, interleaved, ratios, spread
 
 import oncemore
+from oncemore.log.entry_codec import hash_entry
 from oncemore.log.nats.store import NatsStore
-from oncemore.log.record import NOWHERE, hash_entry
+from oncemore.log.record import NOWHERE
 from oncemore.log.store import Batch, EntryWrite, HeadIndex
 from oncemore.policy.canonical_json import hash_bytes
 

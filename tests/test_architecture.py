@@ -85,7 +85,6 @@ PURE_FILES = {
     ),
     *("oncemore.limits.breaker_rules", "oncemore.limits.concurrency_rules", "oncemore.limits.cooldown_rules"),
     *("oncemore.limits.rate_rules", "oncemore.control.model", "oncemore.log.record"),
-    "oncemore.log.attempt_transitions",
     *("oncemore.maintenance.lineage", "oncemore.maintenance.retention_rules"),
     *("oncemore.workers.map_items", "oncemore.workers.turns"),
 }

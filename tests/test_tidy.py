@@ -74,7 +74,7 @@ EXCEPTIONS: dict[str, Exceptions] = {
         },
     ),
     "log": Exceptions(
-        positional={"log/head_access.py": 1},
+        positional={"log/entry_codec.py": 1},
     ),
     "retries": Exceptions(
         too_long=("retries/loop.py", "retries/options.py"),

@@ -26,8 +26,8 @@ DECIDING = (
 #: Files in these folders that are shown by tests with servers, clients and programs instead.
 NOT_MEASURED = (
     "artifacts/object_store.py", "control/nats_switches.py",
-    "limits/declarations.py", "log/group_commit.py", "log/interrupt_shield.py", "log/memory.py",
-    "log/read_only.py", "log/store.py", "maintenance/sandbox.py", "maintenance/sandbox_process.py",
+    "limits/declarations.py", "log/group_commit.py", "log/memory.py", "log/read_only.py", "log/store.py",
+    "log/waiters.py", "maintenance/sandbox.py", "maintenance/sandbox_process.py",
     "steps/db_adapters.py", "steps/decorator.py", "steps/nodes.py", "steps/options.py", "steps/prepare.py",
     "steps/step_calls.py", "steps/step_map.py",
     "workers/executor_adapters.py", "workers/remote.py", "workers/find_steps.py",

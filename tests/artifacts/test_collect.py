@@ -11,7 +11,7 @@ import pytest
 import oncemore
 from oncemore import UsageError
 from oncemore.artifacts.backends import FolderBackend
-from oncemore.log.head_access import build_write, load_head
+from oncemore.log.entry_codec import build_write, load_head
 from oncemore.log.record import ArtifactRecord, RecordChange
 from oncemore.log.store import Batch
 from oncemore.testing import FakeClock
@@ -118,7 +118,7 @@ def test_what_a_pruned_run_referred_to_goes(engine: Engine) -> None:
     seen = load_head(engine.store, entity)
     change = RecordChange(("PRUNE",), seen.record, seen.record._replace(pruned_at=engine.now()))
     engine.store.append(Batch((build_write(entity, seen.version, seen.hash, change, engine.now()),))).wait()
-    engine.store.prune_bodies({entity: seen.version + 1})
+    engine.store.open_maintenance().prune_bodies({entity: seen.version + 1})
     with FakeClock() as clock:
         clock.sleep(200_000)
         assert engine.artifacts.collect_garbage().objects == 1

@@ -15,7 +15,7 @@ from oncemore import Artifact, LeaseLost, PermanentFailure, ResultUnavailable, R
 from oncemore.artifacts.artifact import CURRENT_READER
 from oncemore.artifacts.backends import FolderBackend
 from oncemore.artifacts.store import ChildArtifactWriter, reference_entity
-from oncemore.log.head_access import build_write
+from oncemore.log.entry_codec import build_write
 from oncemore.log.record import NOWHERE, ArtifactRecord, RecordChange, RunRecord
 from oncemore.log.store import Batch, HeadQuery
 from oncemore.steps.attempt import MOST_ARTIFACTS, RunningAttempt

@@ -10,9 +10,8 @@ import pytest
 import oncemore
 from oncemore import ResultUnavailable
 from oncemore.artifacts.backends import MemoryBackend
-from oncemore.log.entry_codec import decode_body
+from oncemore.log.entry_codec import LARGE_BYTES, decode_body
 from oncemore.log.memory import MemoryStore
-from oncemore.log.result_codec import LARGE_BYTES
 from oncemore.steps.engine import Engine
 from tests.artifacts.conftest import alter, list_references, objects_of
 

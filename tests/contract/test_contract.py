@@ -1,36 +1,32 @@
 """Every store keeps the contract that ships with the package."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import pytest
 
 from oncemore.errors import StoreError
 from oncemore.log.memory import CompletedTicket, MemoryStore
-from oncemore.log.sqlite.store import SqliteStore
-from oncemore.log.store import Batch, Entry, EntryWrite, Head, HeadQuery, Store
+from oncemore.log.store import Batch, Entry, EntryWrite, Head, HeadQuery, MaintenanceStore, Store
 from oncemore.testing import store_contract
 
 
 @pytest.mark.parametrize("check", store_contract.CHECKS, ids=store_contract.check_name)
-def test_the_store_in_memory_keeps_the_contract(check: Callable[[Callable[[], Store]], None]) -> None:
-    store = MemoryStore()
-    check(lambda: store)
-
-
-@pytest.mark.parametrize("check", store_contract.CHECKS, ids=store_contract.check_name)
-def test_the_store_in_a_file_keeps_the_contract(
-    check: Callable[[Callable[[], Store]], None], tmp_path: Path
+def test_every_store_keeps_the_contract(
+    check: Callable[[Callable[[], Store]], None], open_store: Callable[[], Store]
 ) -> None:
-    opened: list[SqliteStore] = []
-
-    def open_store() -> Store:
-        opened.append(SqliteStore(tmp_path / "log.db"))
-        return opened[-1]
-
     check(open_store)
-    for store in opened:
-        store.close()
+
+
+@pytest.mark.parametrize("protocol", [Store, MaintenanceStore])
+def test_the_protocol_of_a_store_stays_small(protocol: type) -> None:
+    methods = [name for name, member in vars(protocol).items() if callable(member) and name[0] != "_"]
+    assert len(methods) <= 10, methods
+
+
+def test_a_store_serves_its_maintenance_operations(store: Store) -> None:
+    maintenance = store.open_maintenance()
+    missing = [name for name in vars(MaintenanceStore) if name[0] != "_" and not hasattr(maintenance, name)]
+    assert missing == []
 
 
 def test_a_closed_store_in_memory_refuses_every_call_and_wakes_waiting_threads() -> None:
@@ -39,7 +35,7 @@ def test_a_closed_store_in_memory_refuses_every_call_and_wakes_waiting_threads()
     assert store.wait_for_change(0, 60.0) == 0
     for use in (
         lambda: store.load_head("run/a"),
-        lambda: store.prune_bodies({"run/a": 1}),
+        lambda: store.open_maintenance().prune_bodies({"run/a": 1}),
         lambda: store.append(Batch(())),
     ):
         with pytest.raises(StoreError, match="closed"):

@@ -244,7 +244,7 @@ def test_two_who_approve_at_once_do_so_once(engine: Engine) -> None:
 def test_an_approval_of_what_has_just_changed_is_refused(engine: Engine) -> None:
     from oncemore.control import approvals
     from oncemore.control.model import ApprovalRequest
-    from oncemore.log.head_access import load_head
+    from oncemore.log.entry_codec import load_head
 
     run = step().run("orders")
     seen = load_head(engine.store, f"run/{run.key}")

@@ -189,7 +189,8 @@ def test_a_copy_that_died_goes_on_where_it_was(opens: Any, at: str, monkeypatch:
                 pay.bind(new)("new")
     with old, new:
         if at == "middle":
-            old.store.prune_bodies({"run/" + pay.key("kept"): 2})  # pruned after it was copied, or before
+            # Pruned after it was copied, or before.
+            old.store.open_maintenance().prune_bodies({"run/" + pay.key("kept"): 2})
         found = copy.move_log(old, new, reason="x")
         assert found.entries > found.copied or at == "source"
         assert pay.bind(new)("new") == "paid new"

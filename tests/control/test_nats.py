@@ -195,7 +195,7 @@ async def test_an_approval_in_a_bucket_counts_for_what_it_was_given_for(
             await work("host-1")
         run = work.last_run("host-1")
         assert run is not None
-        from oncemore.log.head_access import load_head
+        from oncemore.log.entry_codec import load_head
 
         wanted = (load_head(engine.store, f"run/{run.key}").body or {})["requested"]
         attempt = wanted.pop("attempt")

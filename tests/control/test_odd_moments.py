@@ -57,7 +57,7 @@ def test_what_moved_takes_no_orders_and_its_history_has_what_people_said() -> No
         with pytest.raises(NotPermitted, match="has moved"):
             ship.bind(old).submit("b")
         assert [said.action for said in old.switches.history()] == ["on", "off", "moved"]
-        old.store.prune_bodies({SWITCHES_ENTITY: 2})
+        old.store.open_maintenance().prune_bodies({SWITCHES_ENTITY: 2})
         assert [said.action for said in old.switches.history()] == ["off", "moved"]
 
 
@@ -97,7 +97,7 @@ def test_what_was_pruned_after_it_was_copied_is_pruned_when_the_copy_goes_on(
                 copy.move_log(old, new, reason="x")
         entity = "run/" + ship.key("a")
         assert all(entry.body is not None for entry in target.read_entries(entity))
-        old.store.prune_bodies({entity: 2})
+        old.store.open_maintenance().prune_bodies({entity: 2})
         copy.move_log(old, new, reason="x")
         assert next(entry.body is None for entry in target.read_entries(entity))
 

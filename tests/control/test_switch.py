@@ -11,7 +11,7 @@ import oncemore
 from oncemore.control.model import ALL_EXECUTION, SWITCHES_ENTITY, SwitchBoard
 from oncemore.control.permits import load_switches
 from oncemore.errors import Deferred, NotPermitted, StoreError, TransientError, UsageError
-from oncemore.log.head_access import build_write
+from oncemore.log.entry_codec import build_write
 from oncemore.log.record import RecordChange
 from oncemore.log.store import Batch
 from oncemore.workers.worker import Worker

@@ -16,11 +16,17 @@ from oncemore.control.permits import PermissionCheck
 from oncemore.errors import Deferred, LeaseLost
 from oncemore.limits import budget_step
 from oncemore.limits.breaker import run_limit_script
-from oncemore.log.entry_codec import decode_body, decode_head, decode_header
-from oncemore.log.head_access import build_event_write, build_write, load_head
+from oncemore.log.entry_codec import (
+    build_event_write,
+    build_write,
+    decode_body,
+    decode_head,
+    decode_header,
+    load_head,
+)
+from oncemore.log.entry_codec import hash_entry as hash_log_entry
 from oncemore.log.memory import MemoryStore
 from oncemore.log.record import NOWHERE, BreakerRecord, EventRecord, RecordChange, RunRecord, apply_header
-from oncemore.log.record import hash_entry as hash_log_entry
 from oncemore.log.store import Batch, Conflict, Stored
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.canonical_json import hash_bytes

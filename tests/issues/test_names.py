@@ -13,7 +13,7 @@ from oncemore.audit.recorder import OperationIds
 from oncemore.control.model import SWITCHES_ENTITY, SwitchBoard, turn_switch_on
 from oncemore.control.nats_switches import bucket_key
 from oncemore.errors import NotPermitted
-from oncemore.log.head_access import build_write, load_head
+from oncemore.log.entry_codec import build_write, load_head
 from oncemore.log.record import RecordChange
 from oncemore.log.store import Batch
 from oncemore.queries import limits

@@ -113,6 +113,6 @@ def test_a_log_that_has_moved_does_not_get_one(tmp_path: Path) -> None:
 def test_a_secret_whose_bytes_are_gone_is_not_replaced(engine: Engine) -> None:
     """Another one would give every command line another key, and all of them would run again."""
     load_store_secret(engine)
-    engine.store.prune_bodies({ENTITY: 2})
+    engine.store.open_maintenance().prune_bodies({ENTITY: 2})
     with pytest.raises(StoreError, match="restore a backup"):
         load_store_secret(engine)

@@ -15,8 +15,7 @@ from oncemore.errors import StepFailed
 from oncemore.limits import breaker_rules
 from oncemore.limits.breaker_rules import BreakerRules
 from oncemore.limits.shared_breaker import build_breaker_change, new_breaker_record
-from oncemore.log.entry_codec import decode_header
-from oncemore.log.head_access import build_write, load_head
+from oncemore.log.entry_codec import build_write, decode_header, load_head
 from oncemore.log.record import BreakerRecord, RunRecord, apply_header
 from oncemore.log.store import Batch, Stored
 from oncemore.steps import ops

@@ -10,7 +10,7 @@ import pytest
 from oncemore.limits import breaker_rules, breaker_step, budget_step
 from oncemore.limits.breaker import run_limit_script
 from oncemore.limits.concurrency import update_quota
-from oncemore.log.head_access import load_head
+from oncemore.log.entry_codec import load_head
 from oncemore.log.record import QuotaRecord, RecordChange
 from oncemore.steps import existing_run
 from tests.limits.simulation import BUDGET, LimitSimulation, Violation

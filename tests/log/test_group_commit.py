@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from oncemore.errors import StoreError, UsageError
-from oncemore.log import group_commit
+from oncemore.log import group_commit, waiters
 from oncemore.log.group_commit import GroupCommit, PendingBatch
 from oncemore.log.sqlite.store import SqliteStore
 from oncemore.log.store import Batch, Conflict, Stored
@@ -169,8 +169,8 @@ def test_threads_and_both_kinds_of_loop_share_one_store(store: SqliteStore) -> N
 
 def test_each_loop_is_woken_once_per_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     woken: list[int] = []
-    real = group_commit._wake_all
-    monkeypatch.setattr(group_commit, "_wake_all", lambda wakes: (woken.append(len(wakes)), real(wakes)))
+    real = waiters._wake_all
+    monkeypatch.setattr(waiters, "_wake_all", lambda wakes: (woken.append(len(wakes)), real(wakes)))
     disk = Disk()
     combiner = GroupCommit(disk)
 

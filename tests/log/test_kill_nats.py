@@ -183,7 +183,7 @@ def test_acknowledged_entries_survive_faults_of_a_cluster_exactly_once(
     namespace = f"trio_{next(names)}"
     address = f"{cluster.url}/{namespace}?replicas=3&monitor={cluster.monitor_urls}"
     stores = [NatsStore(address) for _ in range(3)]
-    assert "power loss" in stores[0].describe_store().durable
+    assert "power loss" in stores[0].open_maintenance().describe_store().durable
     writers = Writers(stores, 8)
     pauses: dict[str, list[float]] = {}
     for fault in FAULTS * ROUNDS:

@@ -17,7 +17,7 @@ import pytest
 import trustme
 
 from oncemore.errors import MissingExtra, StoreError, UsageError
-from oncemore.log.nats import batching, connection, messages, prune, queries, replies, server_check
+from oncemore.log.nats import connection, guards, maintenance, messages, queries, replies, server_check
 from oncemore.log.nats.address import parse_address
 from oncemore.log.nats.store import NatsStore
 from oncemore.log.store import Batch, Conflict, HeadIndex, HeadQuery, Stored
@@ -412,12 +412,12 @@ def test_a_stream_with_fewer_replicas_than_asked_for_is_refused(store: NatsStore
 
 def test_the_durability_is_read_from_the_monitoring_port(node: nats.NatsNode, url: str) -> None:
     store = NatsStore(f"{url}?monitor={node.monitor}/")
-    assert "and power loss, if its disk honours flushes" in store.describe_store().durable
-    assert any("one replica" in note for note in store.describe_store().notes)
+    assert "and power loss, if its disk honours flushes" in store.open_maintenance().describe_store().durable
+    assert any("one replica" in note for note in store.open_maintenance().describe_store().notes)
     store.close()
     store = NatsStore(url)
-    assert "is unverified: no monitoring port was named" in store.describe_store().durable
-    assert any("?monitor=" in note for note in store.describe_store().notes)
+    assert "is unverified: no monitoring port was named" in store.open_maintenance().describe_store().durable
+    assert any("?monitor=" in note for note in store.open_maintenance().describe_store().notes)
     store.close()
     with pytest.raises(StoreError, match="does not tell how the server syncs"):
         NatsStore(f"{url}?monitor=http://127.0.0.1:1")
@@ -427,7 +427,7 @@ def test_the_durability_is_read_from_the_monitoring_port(node: nats.NatsNode, ur
         with pytest.raises(StoreError, match=r"acknowledges before it syncs.*sync_interval: always"):
             NatsStore(f"{lazy.url}/x?monitor={node.monitor},{lazy.monitor}")
         store = NatsStore(f"{lazy.url}/x?unsafe_ok=true&monitor={lazy.monitor}")
-        assert "power loss can take away" in store.describe_store().durable
+        assert "power loss can take away" in store.open_maintenance().describe_store().durable
         store.close()
 
 
@@ -514,7 +514,7 @@ def test_an_error_contains_no_password(
 
 def test_the_facts_and_the_repr_of_a_store_contain_no_password(node: nats.NatsNode, namespace: str) -> None:
     store = NatsStore(f"nats://ada:{CANARY}@127.0.0.1:{node.port}/{namespace}")
-    facts = store.describe_store()
+    facts = store.open_maintenance().describe_store()
     assert facts.url == f"nats://ada@127.0.0.1:{node.port}/{namespace}"
     assert "NATS 2." in facts.engine
     assert "c4n4ry" not in repr((facts, store, store._address, store._connection, store._connection.address))
@@ -575,7 +575,7 @@ def test_a_body_that_is_too_large_for_a_message_is_stored_in_parts(
     assert [entry.body for entry in other.read_entries() if entry.entity == "run/a"] == bodies
     parts = {name: many for name, many in count_by_subject(url, namespace).items() if ".b." in name}
     assert sorted(parts.values()) == [1, 2, 3, 6]
-    store.prune_bodies({"run/a": 3})
+    store.open_maintenance().prune_bodies({"run/a": 3})
     assert [entry.body for entry in read_verified_entries(other, "run/a", pruned=3)] == [
         None,
         None,
@@ -583,9 +583,9 @@ def test_a_body_that_is_too_large_for_a_message_is_stored_in_parts(
     ]
     parts = {name: many for name, many in count_by_subject(url, namespace).items() if ".b." in name}
     assert sorted(parts.values()) == [1, 2, 3, 3]
-    store.prune_bodies({"run/a": 99})
+    store.open_maintenance().prune_bodies({"run/a": 99})
     read_verified_entries(other, "run/a", pruned=99)
-    assert store.drop_entities({"run/3000000": 1}) == 1
+    assert store.open_maintenance().drop_entities({"run/3000000": 1}) == 1
     parts = {name: many for name, many in count_by_subject(url, namespace).items() if ".b." in name}
     assert sorted(parts.values()) == [1, 2]
     other.close()
@@ -607,7 +607,7 @@ def test_a_reader_gets_every_entry_while_bodies_are_pruned(store: NatsStore, url
     def forget() -> None:
         for version in range(2, 6):
             for n in range(12):
-                other.prune_bodies({f"run/{n}": version})
+                other.open_maintenance().prune_bodies({f"run/{n}": version})
         over.set()
 
     thread = threading.Thread(target=forget)
@@ -631,8 +631,8 @@ class Killed(BaseException):
 
 
 def die_at(patch: pytest.MonkeyPatch, where: str, times: int) -> None:
-    """Raise `Killed` at the given call of a function of `prune`."""
-    original: Callable[..., Any] = getattr(prune, where)
+    """Raise `Killed` at the given call of a function of `maintenance`."""
+    original: Callable[..., Any] = getattr(maintenance, where)
     left = [times]
 
     async def die(*args: Any, **named: Any) -> Any:
@@ -641,7 +641,7 @@ def die_at(patch: pytest.MonkeyPatch, where: str, times: int) -> None:
             raise Killed
         return await original(*args, **named)
 
-    patch.setattr(prune, where, die)
+    patch.setattr(maintenance, where, die)
 
 
 @pytest.mark.parametrize(
@@ -657,7 +657,7 @@ def test_an_interrupted_prune_is_completed_by_the_next_one(
     before = read_verified_entries(store, "run/a")
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
         die_at(patch, where, times)
-        store.prune_bodies({"run/a": 99, "run/b": 99})
+        store.open_maintenance().prune_bodies({"run/a": 99, "run/b": 99})
     other = NatsStore(url)
     pruned = 0 if where == "publish_batch" else 99
     found = list(other.read_entries("run/a"))
@@ -665,7 +665,7 @@ def test_an_interrupted_prune_is_completed_by_the_next_one(
         (entry.version, entry.hash) for entry in before
     ]
     assert all((entry.body is None) == bool(pruned) for entry in found)
-    other.prune_bodies({"run/a": 99, "run/b": 99})
+    other.open_maintenance().prune_bodies({"run/a": 99, "run/b": 99})
     for entity in ("run/a", "run/b"):
         read_verified_entries(other, entity, pruned=99)
     left = count_by_subject(url, namespace)
@@ -681,11 +681,11 @@ def test_entries_of_an_interrupted_drop_do_not_reappear(
 ) -> None:
     for body in (b"x", b"." * 2_000_000, b"y"):
         require_stored(append_writes(store, make_write("run/a", store.load_head("run/a"), body)))
-    store.prune_bodies({"run/a": 2})
+    store.open_maintenance().prune_bodies({"run/a": 2})
     require_stored(append_writes(store, make_write("run/b", None)))
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
         die_at(patch, where, times)
-        store.drop_entities({"run/a": 3})
+        store.open_maintenance().drop_entities({"run/a": 3})
     other = NatsStore(url)
     gone = where == "clear_entity"
     assert (other.load_head("run/a") is None) == gone
@@ -697,7 +697,7 @@ def test_entries_of_an_interrupted_drop_do_not_reappear(
         assert [entry.seq for entry in NatsStore(url).read_entries() if entry.entity == "run/a"] == [seq]
         assert sum(count_by_subject(url, namespace).values()) == 3  # run/b, the tombstone, run/a
     else:
-        assert other.drop_entities({"run/a": 3}) == 1
+        assert other.open_maintenance().drop_entities({"run/a": 3}) == 1
     other.close()
 
 
@@ -708,11 +708,11 @@ def test_a_prune_or_a_replaced_head_conflicts_with_no_append(store: NatsStore, u
     for n in range(1, 4):
         head = store.load_head("run/a")
         assert head is not None
-        other.prune_bodies({"run/a": 99})
+        other.open_maintenance().prune_bodies({"run/a": 99})
         require_stored(append_writes(store, make_write("run/a", head)))
         head = other.load_head("run/a")
         assert head is not None
-        assert other.replace_heads([head], other.wait_for_change(0, 0.0)) == 1
+        assert other.open_maintenance().replace_heads([head], other.wait_for_change(0, 0.0)) == 1
         guarded = store.append(Batch((make_write(f"run/{n}", None),), {"run/a": head.version})).wait()
         assert isinstance(guarded, Stored)
     read_verified_entries(store, "run/a", pruned=4)
@@ -726,14 +726,14 @@ def test_purging_removes_old_tombstones_and_guard_messages(
         require_stored(store.append(Batch((make_write(entity, None),), {"switch/off": 0})).wait())  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
         die_at(patch, "clear_entity", 1)
-        store.drop_entities({"run/a": 1})
-    store.purge_leftovers()
+        store.open_maintenance().drop_entities({"run/a": 1})
+    store.open_maintenance().checkpoint_wal()
     left = count_by_subject(url, namespace)
     assert sorted(left.values()) == [1, 1], left
     assert f"{namespace}.g" not in left
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prune, "TOMBSTONE_S", -1.0)
-        store.purge_leftovers()
+        patch.setattr(maintenance, "TOMBSTONE_S", -1.0)
+        store.open_maintenance().checkpoint_wal()
     assert list(count_by_subject(url, namespace).values()) == [1]
     assert store.open_maintenance().checkpoint_wal() == ""
     require_stored(append_writes(store, make_write("run/a", None)))
@@ -743,7 +743,7 @@ def test_a_drop_counts_if_its_acknowledgement_was_lost_but_not_if_another_call_d
     store: NatsStore, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require_stored(append_writes(store, make_write("run/a", None)))
-    original = prune.publish_batch
+    original = maintenance.publish_batch
     lost: list[bool] = []
 
     async def lose(*args: Any) -> Any:
@@ -753,9 +753,9 @@ def test_a_drop_counts_if_its_acknowledgement_was_lost_but_not_if_another_call_d
             raise replies.NoServerReply("lost")
         return answer
 
-    monkeypatch.setattr(prune, "publish_batch", lose)
-    assert store.drop_entities({"run/a": 1}) == 1
-    assert store.drop_entities({"run/a": 1}) == 0
+    monkeypatch.setattr(maintenance, "publish_batch", lose)
+    assert store.open_maintenance().drop_entities({"run/a": 1}) == 1
+    assert store.open_maintenance().drop_entities({"run/a": 1}) == 0
     assert lost
 
 
@@ -767,18 +767,18 @@ def test_a_list_is_complete_after_the_server_deleted_its_consumer(
 ) -> None:
     require_stored(append_writes(store, make_write("run/a", None)))
     assert len(list(store.list_heads(HeadQuery("run")))) == 1
-    consumer = store._projection._consumer
+    consumer = store.projection._consumer
     assert call_api(url, f"CONSUMER.DELETE.{namespace}_LOG.{consumer}")["success"]
     require_stored(append_writes(store, make_write("run/b", None)))
     assert len(list(store.list_heads(HeadQuery("run")))) == 2
-    assert store._projection._consumer != consumer
-    store._projection._number += 5  # as if messages had been lost in delivery
+    assert store.projection._consumer != consumer
+    store.projection._number += 5  # as if messages had been lost in delivery
     require_stored(append_writes(store, make_write("run/c", None)))
     assert len(list(store.list_heads(HeadQuery("run")))) == 3
     require_stored(append_writes(store, make_write("run/d", None)))
-    reader = f"{namespace}_LOG.{store._projection._consumer}"
+    reader = f"{namespace}_LOG.{store.projection._consumer}"
     stolen = store._connection.run_in_loop(lambda: store._connection.fetch_messages(*reader.split(".")))
-    assert [given.message.subject for given in stolen] == [store._log.subjects.entity_subject("run/d")]
+    assert [given.message.subject for given in stolen] == [store.log.subjects.entity_subject("run/d")]
     began = time.monotonic()
     assert len(list(store.list_heads(HeadQuery("run")))) == 4, (
         "a message that was lost in delivery is read by another consumer"
@@ -793,9 +793,9 @@ def test_a_projection_that_was_not_used_for_long_is_filled_again(
     for entity in ("run/a", "run/b"):
         require_stored(append_writes(store, make_write(entity, None)))
     assert len(list(other.list_heads(HeadQuery("run")))) == 2
-    store.drop_entities({"run/a": 1})
-    monkeypatch.setattr(prune, "TOMBSTONE_S", -1.0)
-    store.purge_leftovers()  # the tombstone is gone as well
+    store.open_maintenance().drop_entities({"run/a": 1})
+    monkeypatch.setattr(maintenance, "TOMBSTONE_S", -1.0)
+    store.open_maintenance().checkpoint_wal()  # the tombstone is gone as well
     monkeypatch.setattr(queries, "STALE_S", -1.0)
     assert [head.entity for head in other.list_heads(HeadQuery("run"))] == ["run/b"]
     other.close()
@@ -808,8 +808,8 @@ def test_the_time_is_the_servers_and_never_goes_back(
     monkeypatch.setattr(time, "time", lambda: 12345.0)
     first = store.now()
     assert abs(first - real) < 10
-    asked, then = store._log.clock
-    store._log.clock = (asked, then - 1000.0)  # another server leads now, whose clock is behind
+    asked, then = store.log.clock
+    store.log.clock = (asked, then - 1000.0)  # another server leads now, whose clock is behind
     second = store.now()
     time.sleep(0.02)
     assert first <= second < store.now()
@@ -820,7 +820,7 @@ def test_a_message_of_another_program_is_reported(store: NatsStore, url: str, na
 
     async def intrude() -> None:
         connection = await client.connect(url.rpartition("/")[0])
-        await connection.jetstream().publish(store._log.subjects.entity_subject("run/a"), b"hello")
+        await connection.jetstream().publish(store.log.subjects.entity_subject("run/a"), b"hello")
         await connection.close()
 
     asyncio.run(intrude())
@@ -840,16 +840,16 @@ def test_appends_with_the_same_guards_are_grouped_and_a_stale_one_fails_alone(
     store: NatsStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    original = batching.BatchQueue._on_group_reply
+    original = guards.BatchQueue._on_group_reply
 
-    def heard(self: batching.BatchQueue, group: Any, message: Any, why: str) -> None:
+    def heard(self: guards.BatchQueue, group: Any, message: Any, why: str) -> None:
         sizes.append(len(group))
         original(self, group, message, why)
 
-    monkeypatch.setattr(batching.BatchQueue, "_on_group_reply", heard)
+    monkeypatch.setattr(guards.BatchQueue, "_on_group_reply", heard)
     require_stored(append_writes(store, make_write("switch/s", None)))
     require_stored(append_writes(store, make_write("run/7", None)))
-    store._log.clear_cache()
+    store.log.clear_cache()
     assert store.load_head("switch/s") is not None
 
     async def append_all(first: int, version: int) -> list[Any]:

@@ -156,11 +156,16 @@ def test_a_stored_batch_is_recognised_after_changes_by_another_process(
         if change == "moves":
             require_stored(append_writes(other, make_write("run/a", head)))
         elif change == "prunes":
-            other.prune_bodies({"run/a": 99})
+            other.open_maintenance().prune_bodies({"run/a": 99})
         elif change == "mends":
-            assert other.replace_heads([head._replace(head=b"another")], other.wait_for_change(0, 0.0)) == 1
+            assert (
+                other.open_maintenance().replace_heads(
+                    [head._replace(head=b"another")], other.wait_for_change(0, 0.0)
+                )
+                == 1
+            )
         else:
-            assert other.drop_entities({"run/a": began + 1}) == 1
+            assert other.open_maintenance().drop_entities({"run/a": began + 1}) == 1
         if change == "drops and creates":
             require_stored(append_writes(other, make_write("run/a", None)))
 
@@ -181,7 +186,7 @@ def test_a_stored_pair_is_recognised_when_one_of_its_entities_was_dropped(
 
     def make_change() -> None:
         wait_for_version(other, "run/b", 1)
-        assert other.drop_entities({"run/a": 1}) == 1
+        assert other.open_maintenance().drop_entities({"run/a": 1}) == 1
 
     change_before_lookup(monkeypatch, make_change)
     proxy.arm("answer swallowed")

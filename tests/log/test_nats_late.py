@@ -56,7 +56,7 @@ def claim(entity: str, version: int, **more: Any) -> Batch:
 
 
 def count_messages(store: NatsStore) -> int:
-    return int(store.stream_info()["messages"])
+    return int(store.ask_in_loop(store.log.stream_info)["messages"])
 
 
 def move_switch(store: NatsStore) -> None:
@@ -87,7 +87,7 @@ def test_a_claim_is_one_message_and_its_guard_is_read_afterwards(
     before = count_messages(store)
     assert isinstance(store.append(claim("run/new", 0)).wait(), Stored)
     assert count_messages(store) == before + 1, "no batch, no message that is only a guard"
-    assert reads == [[store._log.subjects.entity_subject(name) for name in ("run/new", SWITCH)]]
+    assert reads == [[store.log.subjects.entity_subject(name) for name in ("run/new", SWITCH)]]
     move_switch(store)
     assert isinstance(store.append(claim("run/next", 1)).wait(), Stored)
 
@@ -104,7 +104,7 @@ def test_a_guard_moved_by_another_process_is_a_conflict(store: NatsStore, other:
 
 def test_a_guard_that_was_dropped_and_created_again_is_a_conflict(store: NatsStore, other: NatsStore) -> None:
     move_switch(store)
-    other.drop_entities({SWITCH: 1})
+    other.open_maintenance().drop_entities({SWITCH: 1})
     require_stored(append_writes(other, make_write(SWITCH, None, b"another")))
     answer = store.append(claim("run/a", 1)).wait()
     assert isinstance(answer, Conflict)
@@ -114,7 +114,7 @@ def test_a_guard_that_was_dropped_and_created_again_is_a_conflict(store: NatsSto
 def test_a_pruned_guard_is_unchanged(store: NatsStore, other: NatsStore) -> None:
     move_switch(store)
     move_switch(store)
-    other.prune_bodies({SWITCH: 2})
+    other.open_maintenance().prune_bodies({SWITCH: 2})
     assert isinstance(store.append(claim("run/a", 2)).wait(), Stored)
 
 
@@ -133,7 +133,7 @@ def test_a_reply_of_a_replica_that_lags_behind_is_ignored(
     """It reports no switch, which is true for the older state that it has."""
     require_stored(append_writes(store, make_write("run/old", None)))
     old = read_verified_entries(store, "run/old")[0].seq
-    subject = store._log.subjects.entity_subject("run/a")
+    subject = store.log.subjects.entity_subject("run/a")
     reads = intercept_reads(
         monkeypatch,
         lambda go, on_replies: bool(move_switch(other)) or on_replies([], "") or True,
@@ -174,15 +174,15 @@ def test_a_guard_message_of_another_entity_is_ignored(
 ) -> None:
     """Two entities share a subject, by chance or on purpose."""
     move_switch(store)
-    alike = store._log.subjects.entity_subject(SWITCH)
+    alike = store.log.subjects.entity_subject(SWITCH)
     monkeypatch.setattr(append, "GIVE_UP_S", 0.1)
-    original = type(store._log.subjects).entity_subject
+    original = type(store.log.subjects).entity_subject
     monkeypatch.setattr(
-        type(store._log.subjects),
+        type(store.log.subjects),
         "entity_subject",
         lambda self, name: alike if name == "switch/t" else original(self, name),
     )
-    store._log.remember_position("switch/t", append.EntityPosition(1, 1, b"1"))
+    store.log.remember_position("switch/t", append.EntityPosition(1, 1, b"1"))
     with pytest.raises(StoreError, match="have one subject"):
         store.append(Batch((make_write("run/a", None),), {"switch/t": 1}, late=True)).wait()
 
@@ -204,8 +204,8 @@ def test_a_claim_with_a_lost_acknowledgement_is_found_and_its_guards_are_read(
     move_switch(other)
     if moves:
         move_switch(other)
-    store._log.remember_position(
-        SWITCH, store._log.known_position(SWITCH, 1) or append.EntityPosition(1, 1, _first_hash(other))
+    store.log.remember_position(
+        SWITCH, store.log.known_position(SWITCH, 1) or append.EntityPosition(1, 1, _first_hash(other))
     )
     answer = store.append(claim("run/a", 1)).wait()
     seqs = (read_verified_entries(other, "run/a")[0].seq,)

@@ -404,15 +404,15 @@ def test_a_server_that_can_lose_acknowledged_commits_is_refused_or_reported(
         with pytest.raises(StoreError, match=f"{setting}={bad}.*unsafe_ok"):
             PostgresStore(url, schema)
         store = PostgresStore(url, schema, unsafe_ok=True)
-        assert f"{setting}={bad}" in store.describe_store().durable
-        assert any(setting in note for note in store.describe_store().notes)
+        assert f"{setting}={bad}" in store.open_maintenance().describe_store().durable
+        assert any(setting in note for note in store.open_maintenance().describe_store().notes)
         store.close()
     finally:
         turn(good)
         boss.execute(f"alter system reset {setting}")
     store = PostgresStore(url, schema)
-    assert "power loss too" in store.describe_store().durable
-    assert any("standby" in note for note in store.describe_store().notes)
+    assert "power loss too" in store.open_maintenance().describe_store().durable
+    assert any("standby" in note for note in store.open_maintenance().describe_store().notes)
     store.close()
 
 
@@ -460,7 +460,7 @@ def test_an_invalid_schema_name_is_refused(url: str, name: str) -> None:
 def test_an_address_can_name_the_schema_and_the_store_reports_it(url: str, schema: str) -> None:
     with contextlib.closing(PostgresStore(f"{url}?connect_timeout=5&schema={schema}")) as made:
         require_stored(append_writes(made, make_write("run/a", None)))
-        told = made.describe_store().url
+        told = made.open_maintenance().describe_store().url
     assert told.endswith(f"?schema={schema}")
     for store in (PostgresStore(url, schema), PostgresStore(told)):
         with contextlib.closing(store):
@@ -519,7 +519,7 @@ def test_a_role_with_select_and_execute_can_append_but_not_change(
     app = PostgresStore(limited, schema)
     require_stored(app.append(Batch((make_write("run/a", None),), {"switch/off": 0})).wait())
     require_stored(append_writes(app, make_write("run/a", app.load_head("run/a"))))
-    app.prune_bodies({"run/a": 2})
+    app.open_maintenance().prune_bodies({"run/a": 2})
     app.register_worker("w").close()
     assert (
         len(read_verified_entries(app, "run/a", pruned=2))
@@ -570,7 +570,7 @@ def test_errors_do_not_contain_the_password(url: str, form: str) -> None:
 
 def test_descriptions_of_the_store_do_not_contain_the_password(url: str, schema: str) -> None:
     store = PostgresStore(url.replace("oncemore@", f"oncemore:{CANARY}@"), schema)
-    facts = store.describe_store()
+    facts = store.open_maintenance().describe_store()
     assert facts.url == f"{url}?schema={schema}"
     assert "PostgreSQL" in facts.engine
     assert "c4n4ry" not in repr((facts, store, store._where))
@@ -590,7 +590,7 @@ def test_names_that_postgresql_cannot_store_are_usage_errors(store: PostgresStor
         lambda: store.load_head(bad),
         lambda: store.read_entries(bad),
         lambda: store.list_heads(HeadQuery("run", step=bad)),
-        lambda: store.prune_bodies({bad: 1}),
+        lambda: store.open_maintenance().prune_bodies({bad: 1}),
         lambda: store.register_worker(bad),
         lambda: store.is_worker_gone(bad),
     ):

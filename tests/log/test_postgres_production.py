@@ -13,12 +13,10 @@ import pytest
 import trustme
 
 from oncemore.errors import StoreError
-from oncemore.log.postgres import fast_append, notify
+from oncemore.log.postgres import notify, statements
 from oncemore.log.postgres import schema as postgres_format
-from oncemore.log.postgres.clock import ASK_S, ServerClock
-from oncemore.log.postgres.connection import MAX_CONNECTIONS
+from oncemore.log.postgres.connection import ASK_S, MAX_CONNECTIONS, ServerClock
 from oncemore.log.postgres.store import PostgresStore
-from oncemore.log.sqlite import machine
 from oncemore.log.store import Batch, Stored
 from oncemore.testing.store_contract import append_writes, make_write, read_verified_entries, require_stored
 from tests.servers import postgres
@@ -59,7 +57,7 @@ def in_format(number: int, url: str, schema: str) -> PostgresStore:
     """Return a store as an earlier version opened it: with `append`, without the fast path."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(postgres_format, "FORMAT", number)
-        patch.setattr(fast_append, "prepare_statements", lambda schema: ())
+        patch.setattr(statements, "prepare_statements", lambda schema: ())
         made = PostgresStore(url, schema)
     writer = made._writer
     ends = time.monotonic() + 60
@@ -373,7 +371,7 @@ class Ticking:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.mine, self.theirs, self.there, self.back = 100.0, 5000.0, 0.0, 0.0
         self.asked = 0
-        monkeypatch.setattr(machine, "seconds_since_boot", lambda: self.mine)
+        monkeypatch.setattr(time, "clock_gettime", lambda clock: self.mine)
 
     def ask(self) -> float:
         self.asked += 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from oncemore.log.postgres import fast_append
+from oncemore.log.postgres import statements
 from oncemore.log.postgres import writer as postgres_write
 from oncemore.log.postgres.connection import parse_address
 from oncemore.log.postgres.store import PostgresStore
@@ -72,10 +72,10 @@ def test_single_and_grouped_batches_take_the_fast_path_and_refused_ones_append(
     require_stored(append_writes(store, make_write("run/a", None)))
     a = store.load_head("run/a")
     require_stored(append_writes(store, next_of(store, "run/a", b"second")))
-    assert sent == [fast_append.PUT_ONE] * 2
+    assert sent == [statements.PUT_ONE] * 2
     assert append_writes(store, make_write("run/a", a)) == Conflict("run/a", store.load_head("run/a"))
     assert append_writes(store, make_write("run/a", None)) == Conflict("run/a", store.load_head("run/a"))
-    assert sent[2:] == [fast_append.PUT_ONE, postgres_write.APPEND] * 2
+    assert sent[2:] == [statements.PUT_ONE, statements.APPEND] * 2
     del sent[:]
     fresh = store.load_head("run/a")
     answers = store._writer.store_batches(
@@ -89,7 +89,7 @@ def test_single_and_grouped_batches_take_the_fast_path_and_refused_ones_append(
             Batch((make_write("run/d", _elsewhere("run/d")),)),
         ]
     )
-    assert sent == [fast_append.PUT_MANY, postgres_write.APPEND]
+    assert sent == [statements.PUT_MANY, statements.APPEND]
     kinds = [type(answer).__name__ for answer in answers]
     assert kinds[0] == "Conflict"
     assert sorted(kinds[1:3]) == sorted(kinds[3:5]) == ["Conflict", "Stored"]
@@ -125,20 +125,18 @@ def test_a_moved_guard_refuses_only_the_batches_that_have_it(
     first = Batch((make_write("run/first", None),), {SWITCH: 1})
     sent = record_statements(monkeypatch)
     assert isinstance(store.append(first).wait(), Stored)
-    assert sent == [fast_append.PUT_ONE, postgres_write.APPEND], "a guard that nobody has named is made one"
+    assert sent == [statements.PUT_ONE, statements.APPEND], "a guard that nobody has named is made one"
     assert isinstance(store.append(Batch((make_write("run/second", None),), {SWITCH: 1})).wait(), Stored)
-    assert sent[2:] == [fast_append.PUT_ONE]
+    assert sent[2:] == [statements.PUT_ONE]
     require_stored(append_writes(store, next_of(store, SWITCH)))
-    assert sent[3:] == [fast_append.PUT_ONE, postgres_write.APPEND], (
-        "who moves a guard has the log for itself"
-    )
+    assert sent[3:] == [statements.PUT_ONE, statements.APPEND], "who moves a guard has the log for itself"
     late = store.append(Batch((make_write("run/late", None),), {SWITCH: 1})).wait()
     assert late == Conflict(SWITCH, store.load_head(SWITCH))
     del sent[:]
     mixed = [Batch((make_write(f"run/{n}", None),), {SWITCH: 1} if n % 2 else {}) for n in range(6)]
     answers = store._writer.store_batches(mixed)
     assert [type(answer).__name__ for answer in answers] == ["Stored", "Conflict"] * 3
-    assert sent == [fast_append.PUT_MANY, postgres_write.APPEND]
+    assert sent == [statements.PUT_MANY, statements.APPEND]
     assert store.load_head("run/1") is None
     fits = [Batch((make_write(f"fits/{n}", None),), {SWITCH: 2} if n % 2 else {}) for n in range(6)]
     assert all(isinstance(answer, Stored) for answer in store._writer.store_batches(fits))
@@ -150,18 +148,18 @@ def test_a_moved_guard_refuses_only_the_batches_that_have_it(
 
 def test_batches_without_a_fast_path() -> None:
     one = Batch((make_write("run/a", None),))
-    assert fast_append.choose_statement([one]) is not None
+    assert statements.choose_statement([one]) is not None
     for other in (
         Batch((make_write("run/b", None), make_write("run/c", None))),
         Batch((), {SWITCH: 1}),
         Batch((make_write("run/b", None),), {SWITCH: 1, "switch/t": 1}),
         Batch((make_write("run/b", None),), joined_write=lambda joined: None),
     ):
-        assert fast_append.choose_statement([other]) is None
-        assert fast_append.choose_statement([one, other]) is None
+        assert statements.choose_statement([other]) is None
+        assert statements.choose_statement([one, other]) is None
     guarded = [Batch((make_write(f"run/{n}", None),), {SWITCH: n}) for n in (1, 2)]
-    assert fast_append.choose_statement([one, guarded[0]]) is not None
-    assert fast_append.choose_statement(guarded) is None, "they do not rely on the same"
+    assert statements.choose_statement([one, guarded[0]]) is not None
+    assert statements.choose_statement(guarded) is None, "they do not rely on the same"
 
 
 @pytest.mark.parametrize("many", [1, 3])
@@ -172,13 +170,13 @@ def test_a_reader_by_seq_does_not_pass_a_running_append(
     require_stored(append_writes(store, make_write("run/before", None)))
     at = store.wait_for_change(0, 0.0)
     batches = [Batch((make_write(f"run/slow{n}", None),)) for n in range(many)]
-    way = fast_append.choose_statement(batches)
+    way = statements.choose_statement(batches)
     assert way is not None
     with psycopg.connect(url) as slow:
-        for statement in fast_append.prepare_statements(schema):
+        for statement in statements.prepare_statements(schema):
             slow.execute(statement)
         writer = postgres_write.PostgresWriter(parse_address(url), schema)
-        numbers = fast_append.read_sequence_numbers(writer._execute_statement(slow, *way))
+        numbers = statements.read_sequence_numbers(writer._execute_statement(slow, *way))
         assert all(numbers)
         require_stored(append_writes(store, make_write("run/quick", None)))
         assert store.wait_for_change(at, 0.05) == at, "what came later is not shown before it"

@@ -17,7 +17,7 @@ import apsw
 import pytest
 
 from oncemore.errors import StoreError
-from oncemore.log.sqlite import machine, reader, rows, schema
+from oncemore.log.sqlite import commit, machine, queries, reader, schema
 from oncemore.log.sqlite import store as sqlite
 from oncemore.log.sqlite.store import SqliteStore
 from oncemore.log.store import Batch, Conflict, HeadQuery, Stored
@@ -43,7 +43,7 @@ def test_the_file_belongs_to_its_owner_alone(store: SqliteStore, path: Path) -> 
 
 
 def test_durability_is_read_back_and_reported(store: SqliteStore) -> None:
-    facts = store.describe_store()
+    facts = store.open_maintenance().describe_store()
     assert "WAL" in facts.engine
     assert apsw.sqlite_lib_version() in facts.engine
     assert "power loss" in facts.durable
@@ -310,7 +310,7 @@ def test_a_lock_that_is_never_released_is_reported(
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "shut\n"
-    monkeypatch.setattr(machine, "LOCK_WAIT_S", 0.2)
+    monkeypatch.setattr(commit, "LOCK_WAIT_S", 0.2)
     with pytest.raises(StoreError, match="another process has been writing"):
         append_writes(store, make_write("run/a", None))
     holder.kill()
@@ -358,7 +358,7 @@ def interrupt_after(opcodes: int, read: Any) -> bool:
 
     def trace(frame: Any, event: str, argument: object) -> Any:
         nonlocal left
-        if frame.f_code.co_filename not in {sqlite.__file__, reader.__file__, rows.__file__}:
+        if frame.f_code.co_filename not in {sqlite.__file__, reader.__file__, queries.__file__}:
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":

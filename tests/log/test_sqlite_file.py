@@ -38,7 +38,7 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, boot: str = "boot 1") -> None:
         self.boot, self.wall, self.up = boot, 1_000_000.0, 100.0
         monkeypatch.setattr(place, "boot_id", lambda: self.boot)
-        monkeypatch.setattr(place, "seconds_since_boot", lambda: self.up)
+        monkeypatch.setattr(time, "clock_gettime", lambda clock: self.up)
         monkeypatch.setattr(time, "time", lambda: self.wall)
 
     def passes(self, seconds: float) -> None:
@@ -108,7 +108,7 @@ def test_a_wall_clock_that_jumped_ahead_does_not_stop_the_clock(path: Path, mach
         machine.passes(60)
         assert written_at(store, "run/a") == pytest.approx(begins + 60)
         begins += 60
-    assert any("clock: +31535905 s" in note for note in store.describe_store().notes)
+    assert any("clock: +31535905 s" in note for note in store.open_maintenance().describe_store().notes)
     machine.reboots(wall=1_000_400.0 + 2 * year)
     assert SqliteStore(path).now() == machine.wall
 
@@ -119,7 +119,7 @@ def test_the_mark_is_written_seldom(path: Path, machine: Machine) -> None:
     for n in range(60):
         machine.passes(0.5)
         written_at(store, f"run/{n}")
-        ((mark,),) = store._read_rows("SELECT value FROM meta WHERE name='mark'")
+        ((mark,),) = store.query_rows("SELECT value FROM meta WHERE name='mark'")
         assert mark >= store.now()
         marks.add(mark)
     assert 5 <= len(marks) <= 7
@@ -134,7 +134,7 @@ def test_a_mark_that_was_not_committed_is_set_again(path: Path, machine: Machine
     with pytest.raises(StoreError, match="SQLite refused"):
         written_at(store, "run/b")
     written_at(store, "run/b")
-    ((mark,),) = store._read_rows("SELECT value FROM meta WHERE name='mark'")
+    ((mark,),) = store.query_rows("SELECT value FROM meta WHERE name='mark'")
     assert mark >= store.now()
     assert len(read_verified_entries(store, "run/b")) == 1
 
@@ -144,7 +144,7 @@ def test_a_later_mark_of_another_process_is_kept(path: Path, machine: Machine) -
     other._wall_at_boot += 1000
     written_at(other, "run/a")
     written_at(one, "run/b")
-    ((mark,),) = one._read_rows("SELECT value FROM meta WHERE name='mark'")
+    ((mark,),) = one.query_rows("SELECT value FROM meta WHERE name='mark'")
     assert mark >= other.now()
 
 
@@ -242,7 +242,7 @@ def test_pruned_bodies_are_nowhere_in_the_file(store: SqliteStore, path: Path) -
             )
         )
     assert found_in_files(path, "the patient's name") > 0
-    store.prune_bodies({"run/a": 99})
+    store.open_maintenance().prune_bodies({"run/a": 99})
     assert found_in_files(path, "the patient's name") == 0
     assert found_in_files(path, "other matters") >= 30
     read_verified_entries(store, "run/a", pruned=99)
@@ -263,7 +263,7 @@ def test_pruning_does_not_wait_for_a_reader(store: SqliteStore, path: Path) -> N
     reader = apsw.Connection(str(path))
     reading = reader.execute("SELECT body FROM log UNION ALL SELECT body FROM log")
     assert next(reading) == (b"secret",)
-    store.prune_bodies({"run/a": 9})
+    store.open_maintenance().prune_bodies({"run/a": 9})
     read_verified_entries(store, "run/a", pruned=9)
     assert next(reading) == (b"secret",)
     reader.close(True)
@@ -283,7 +283,7 @@ def test_pruning_works_during_writes_and_reads(store: SqliteStore) -> None:
     thread.start()
     while thread.is_alive():
         head = store.load_head("run/a")
-        store.prune_bodies({"run/a": head.version if head else 0})
+        store.open_maintenance().prune_bodies({"run/a": head.version if head else 0})
     thread.join()
     assert not faults
     assert [entry.body for entry in store.read_entries("run/a")][-1] == b"39"
@@ -293,7 +293,10 @@ def test_a_damaged_file_is_reported_by_readers_and_pruning(store: SqliteStore, p
     require_stored(append_writes(store, make_write("run/a", None)))
     other = apsw.Connection(str(path))
     other.execute("ALTER TABLE log RENAME TO gone")
-    for use in (lambda: store.load_head("run/a"), lambda: store.prune_bodies({"run/a": 9})):
+    for use in (
+        lambda: store.load_head("run/a"),
+        lambda: store.open_maintenance().prune_bodies({"run/a": 9}),
+    ):
         with pytest.raises(StoreError, match="no such table"):
             use()
     other.execute("ALTER TABLE gone RENAME TO log")
@@ -325,7 +328,7 @@ def test_every_entry_points_to_the_previous_one(store: SqliteStore) -> None:
         require_stored(
             append_writes(store, make_write("run/a", store.load_head("run/a")), make_write(f"run/{n}", None))
         )
-    assert store._read_rows("SELECT seq, before FROM log WHERE entity='run/a'") == [(1, 0), (3, 1), (5, 3)]
+    assert store.query_rows("SELECT seq, before FROM log WHERE entity='run/a'") == [(1, 0), (3, 1), (5, 3)]
     for after in range(5):
         assert [entry.version for entry in store.read_entries("run/a", after=after)] == [1, 2, 3][after:]
     assert list(store.read_entries("run/none")) == []
@@ -345,7 +348,7 @@ def test_due_heads_are_found_by_the_index(store: SqliteStore) -> None:
     for n in range(20):
         due = None if n % 2 else float(n)
         append_writes(store, *[make_write(f"run/{n}-{k}", None, due=due) for k in range(10)], sync=False)
-    plan = store._read_rows(
+    plan = store.query_rows(
         "EXPLAIN QUERY PLAN SELECT entity FROM head WHERE kind='run' AND due IS NOT NULL AND due<=9 "
         "ORDER BY due, entity LIMIT 5"
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from oncemore.errors import StoreError
-from oncemore.log.sqlite import machine
+from oncemore.log.sqlite import commit, machine
 
 
 def holder(path: Path) -> subprocess.Popen[str]:
@@ -26,12 +26,12 @@ def holder(path: Path) -> subprocess.Popen[str]:
 
 
 def test_a_process_has_one_lock_for_each_store(tmp_path: Path) -> None:
-    assert machine.store_lock(tmp_path / "log.db") is machine.store_lock(tmp_path / "log.db")
-    assert machine.store_lock(tmp_path / "log.db") is not machine.store_lock(tmp_path / "other.db")
+    assert commit.store_lock(tmp_path / "log.db") is commit.store_lock(tmp_path / "log.db")
+    assert commit.store_lock(tmp_path / "log.db") is not commit.store_lock(tmp_path / "other.db")
 
 
 def test_one_thread_at_a_time_holds_the_lock(tmp_path: Path) -> None:
-    lock, inside, most = machine.FairFileLock(tmp_path / "log.db-door"), [0], [0]
+    lock, inside, most = commit.FairFileLock(tmp_path / "log.db-door"), [0], [0]
 
     def work() -> None:
         for _ in range(50):
@@ -50,8 +50,8 @@ def test_one_thread_at_a_time_holds_the_lock(tmp_path: Path) -> None:
 
 
 def test_a_thread_that_keeps_the_lock_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "LOCK_WAIT_S", 0.05)
-    lock = machine.FairFileLock(tmp_path / "log.db-door")
+    monkeypatch.setattr(commit, "LOCK_WAIT_S", 0.05)
+    lock = commit.FairFileLock(tmp_path / "log.db-door")
     with lock, pytest.raises(StoreError, match="another thread has been writing"):
         lock.__enter__()
     with lock:
@@ -61,8 +61,8 @@ def test_a_thread_that_keeps_the_lock_is_reported(tmp_path: Path, monkeypatch: p
 def test_a_waiter_gets_a_released_lock_soon_and_waits_for_a_stuck_one_without_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "STUCK_S", 0.1)
-    lock, path = machine.FairFileLock(tmp_path / "log.db-door"), tmp_path / "log.db-door"
+    monkeypatch.setattr(commit, "STUCK_S", 0.1)
+    lock, path = commit.FairFileLock(tmp_path / "log.db-door"), tmp_path / "log.db-door"
     held = holder(path)
     timer = threading.Timer(1.0, held.kill)
     timer.start()
@@ -75,7 +75,7 @@ def test_a_waiter_gets_a_released_lock_soon_and_waits_for_a_stuck_one_without_cp
 
 
 def test_a_file_that_cannot_be_locked_is_reported_and_the_lock_stays_usable(tmp_path: Path) -> None:
-    lock = machine.FairFileLock(tmp_path / "log.db-door")
+    lock = commit.FairFileLock(tmp_path / "log.db-door")
     with lock:
         assert lock._file is not None
     read_only, write_only = os.pipe()

@@ -131,7 +131,7 @@ def test_closing_the_store_unregisters_its_workers(store: SqliteStore, path: Pat
     for use in (
         lambda: other.register_worker("w3"),
         lambda: other.is_worker_gone("w2"),
-        lambda: other.prune_bodies({"run/a": 1}),
+        lambda: other.open_maintenance().prune_bodies({"run/a": 1}),
     ):
         with pytest.raises(StoreError, match="closed"):
             use()

@@ -281,12 +281,12 @@ def test_a_missing_body_without_a_recorded_removal_is_a_fault(engine: oncemore.E
     tell("b")
     engine.verify()
     (head, *_) = engine.store.list_heads(HeadQuery("event", state="PENDING"))
-    engine.store.prune_bodies({head.entity: 2})
+    engine.store.open_maintenance().prune_bodies({head.entity: 2})
     with pytest.raises(
         oncemore.StoreError, match=r"\(event/.* is missing, and no entry records who removed it"
     ):
         engine.verify()
-    engine.store.prune_bodies({f"run/{pay.key('a')}": 2})
+    engine.store.open_maintenance().prune_bodies({f"run/{pay.key('a')}": 2})
     with pytest.raises(
         oncemore.StoreError, match=r"\(run/.* is missing, and no entry records who removed it"
     ):

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.log.entry_codec import decode_body, decode_head
-from oncemore.log.head_access import build_write, load_head
+from oncemore.log.entry_codec import build_write, decode_body, decode_head, load_head
 from oncemore.log.memory import MemoryStore
 from oncemore.log.record import RecordChange, RunRecord, WorkerRecord
 from oncemore.log.sqlite.store import SqliteStore

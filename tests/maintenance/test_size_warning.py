@@ -10,7 +10,7 @@ import apsw
 import pytest
 
 import oncemore
-from oncemore.log.memory import MemoryMaintenance, MemoryStore
+from oncemore.log.memory import MemoryStore
 from oncemore.log.store import StorageSpace
 from oncemore.maintenance.size_warning import MB, SizeLimits, SizeMonitor
 from oncemore.testing import FakeClock
@@ -75,14 +75,15 @@ def test_pruned_space_is_reused_inside_the_file(tmp_path: Path, clock: FakeClock
 # What is said ---------------------------------------------------------------------------------------
 
 
-class FixedSizes(MemoryMaintenance):
+class FixedSizes(MemoryStore):
     """A maintenance interface with given sizes."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.sizes = StorageSpace(0, 0, 10**12)
         self.reason = ""
 
-    def measure_space(self) -> StorageSpace:
+    def measure_space(self, in_detail: bool = False) -> StorageSpace:
         return self.sizes
 
     def checkpoint_wal(self) -> str:

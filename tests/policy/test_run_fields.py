@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from oncemore.log.attempt_transitions import begin_attempt, end_attempt
-from oncemore.log.record import KINDS, NEW, RecordChange, RunRecord, apply_header
+from oncemore.log.record import KINDS, NEW, RecordChange, RunRecord, apply_header, begin_attempt, end_attempt
 
 TEXTS, NUMBERS = ("", "a", "b"), (0, 1, 2)
 

@@ -93,12 +93,12 @@ def test_a_read_only_store_refuses_writes(url: str) -> None:
     store = ReadOnlyNatsStore(url)
     for use in (
         lambda: store.append(Batch(())),
-        lambda: store.prune_bodies({"run/a": 1}),
-        lambda: store.drop_entities({"run/a": 1}),
-        lambda: store.replace_heads([], 1),
-        lambda: store.import_entries([], []),
+        lambda: store.open_maintenance().prune_bodies({"run/a": 1}),
+        lambda: store.open_maintenance().drop_entities({"run/a": 1}),
+        lambda: store.open_maintenance().replace_heads([], 1),
+        lambda: store.open_maintenance().import_entries([], []),
         lambda: store.register_worker("me"),
-        store.purge_leftovers,
+        store.open_maintenance().checkpoint_wal,
     ):
         with pytest.raises(StoreError, match="nothing is written"):
             use()
@@ -124,7 +124,7 @@ def test_commands_read_and_the_doctor_repairs(url: str) -> None:
         wrong = head._replace(
             by=head.by._replace(state="PENDING"), head=head.head.replace(b"standard", b"other")
         )
-        assert store.replace_heads([wrong], store.wait_for_change(0, 0.0)) == 1
+        assert store.open_maintenance().replace_heads([wrong], store.wait_for_change(0, 0.0)) == 1
     store.close()
     bad = told("doctor", "--rebuild", "--store", url, code=1)
     assert bad["checks"][-1]["observation"].endswith("2 heads are wrong")

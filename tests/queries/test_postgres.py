@@ -10,7 +10,7 @@ import pytest
 
 import oncemore
 from oncemore.errors import StoreError
-from oncemore.log.postgres.read_only import ReadOnlyPostgresStore
+from oncemore.log.postgres.store import ReadOnlyPostgresStore
 from oncemore.log.store import Batch
 from oncemore.maintenance.replay import LogReplay
 from oncemore.queries.run_timeline import load_timeline
@@ -111,9 +111,9 @@ def test_a_read_only_store_refuses_writes(url: str) -> None:
     store = ReadOnlyPostgresStore(url)
     for use in (
         lambda: store.append(Batch(())),
-        lambda: store.prune_bodies({"run/a": 1}),
-        lambda: store.drop_entities({"run/a": 1}),
-        lambda: store.replace_heads([], 1),
+        lambda: store.open_maintenance().prune_bodies({"run/a": 1}),
+        lambda: store.open_maintenance().drop_entities({"run/a": 1}),
+        lambda: store.open_maintenance().replace_heads([], 1),
         lambda: store.register_worker("me"),
     ):
         with pytest.raises(StoreError, match="nothing is written"):
@@ -173,5 +173,5 @@ def test_a_role_that_may_only_append_cannot_repair(url: str) -> None:
 
     store = PostgresStore(other)
     with pytest.raises(StoreError, match="permission denied"):
-        store.replace_heads([], 1)
+        store.open_maintenance().replace_heads([], 1)
     store.close()

@@ -11,8 +11,8 @@ from msgspec.json import decode, encode
 import oncemore
 from oncemore.errors import StoreError
 from oncemore.log.memory import MemoryStore
-from oncemore.log.sqlite.read_only import ReadOnlySqliteStore
-from oncemore.log.sqlite.store import SqliteStore
+from oncemore.log.sqlite.maintenance import SqliteMaintenance
+from oncemore.log.sqlite.store import ReadOnlySqliteStore, SqliteStore
 from oncemore.log.store import Batch, Head, HeadQuery, Store
 from oncemore.maintenance import rebuild
 from oncemore.maintenance.rebuild import HeadMismatch, RebuildReport, check_head, repair_heads
@@ -225,17 +225,17 @@ def test_an_interrupted_repair_has_done_whole_batches_and_can_be_repeated(
     found = rebuild_store(path)
     monkeypatch.setattr(rebuild, "REPAIR_BATCH", 4)
 
-    class Dies(SqliteStore):
-        parts = 0
+    parts, replace_heads = [0], SqliteMaintenance.replace_heads
 
-        def replace_heads(self, heads: list[Head], upto: int) -> int:  # type: ignore[override]
-            self.parts += 1
-            if self.parts == 3:
-                raise KeyboardInterrupt
-            return super().replace_heads(heads, upto)
+    def die_at_third(self: SqliteMaintenance, heads: list[Head], upto: int) -> int:
+        parts[0] += 1
+        if parts[0] == 3:
+            raise KeyboardInterrupt
+        return replace_heads(self, heads, upto)
 
-    store = Dies(path)
-    with pytest.raises(KeyboardInterrupt):
+    store = SqliteStore(path)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(SqliteMaintenance, "replace_heads", die_at_third)
         repair_heads(store, found)
     store.close()
     left = rebuild_store(path)

@@ -11,7 +11,7 @@ import pytest
 
 import oncemore
 from oncemore.errors import StoreError, UsageError
-from oncemore.log.sqlite.read_only import ReadOnlySqliteStore
+from oncemore.log.sqlite.store import ReadOnlySqliteStore
 from oncemore.queries import replay
 from oncemore.queries.recompute import RecomputedRun, RecomputeProcess
 from oncemore.queries.run_timeline import load_timeline
@@ -156,7 +156,7 @@ def test_a_pruned_run_is_skipped(log: Path) -> None:
     ran(log, pure.salted, 3)
     with oncemore.open(log) as engine:
         entity = f"run/{pure.salted.key(3)}"
-        engine.store.prune_bodies({entity: 2})
+        engine.store.open_maintenance().prune_bodies({entity: 2})
         with open_read_only(str(log)) as store, RecomputeProcess([MODULE]) as scratch:
             told = load_timeline(store, find_run(store, entity))
             assert scratch.verify_run(told).reason == "its arguments are no longer stored"

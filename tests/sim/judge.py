@@ -26,8 +26,8 @@ from oncemore.errors import (
     StoreError,
     UsageError,
 )
-from oncemore.log.entry_codec import decode_head, decode_header
-from oncemore.log.record import NOWHERE, EventRecord, RunRecord, apply_header, hash_entry
+from oncemore.log.entry_codec import decode_head, decode_header, hash_entry
+from oncemore.log.record import NOWHERE, EventRecord, RunRecord, apply_header
 from oncemore.policy.canonical_json import hash_bytes
 from oncemore.policy.model import TRANSITIONS
 

@@ -32,7 +32,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from oncemore.errors import Deferred, InProgress, LeaseLost, OutcomeUnknown, StepFailed, StoreError
-from oncemore.log import head_access
+from oncemore.log import entry_codec
 from oncemore.log.entry_codec import decode_head
 from oncemore.log.memory import CompletedTicket, MemoryStore
 from oncemore.log.record import RunRecord, WorkerRecord
@@ -165,7 +165,7 @@ class _Chance:
 _HOST = SimpleNamespace(nodename="sim")
 _HERE = SimpleNamespace(uname=lambda: _HOST, getpid=lambda: 1)
 _SEEDED = (
-    (head_access, "new_nonce", _Chance.nonce),
+    (entry_codec, "new_nonce", _Chance.nonce),
     (lease, "new_nonce", _Chance.nonce),
     (lease, "os", _HERE),
     (lease, "new_uuid7", _Chance.uuid7),

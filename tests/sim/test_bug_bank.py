@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from oncemore.log.head_access import build_write, load_head
+from oncemore.log.entry_codec import build_write, load_head
 from oncemore.log.memory import MemoryStore
 from oncemore.log.record import RecordChange, RunRecord
 from oncemore.log.store import Batch, Conflict, Stored

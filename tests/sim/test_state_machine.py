@@ -35,8 +35,9 @@ from oncemore.errors import (
     RetriesExhausted,
     UsageError,
 )
+from oncemore.log.entry_codec import hash_entry
 from oncemore.log.memory import MemoryStore
-from oncemore.log.record import NOWHERE, hash_entry
+from oncemore.log.record import NOWHERE
 from oncemore.log.sqlite.store import SqliteStore
 from oncemore.log.store import Batch, Conflict, EntryWrite, HeadIndex, HeadQuery, Stored
 from oncemore.policy.backoff import Jitter, Schedule
@@ -340,7 +341,7 @@ class StoreMachine(RuleBasedStateMachine):
         head = self.model.load_head(entity)
         if head is not None:
             for store in (self.model, self.store):
-                store.prune_bodies({entity: min(before, head.version)})
+                store.open_maintenance().prune_bodies({entity: min(before, head.version)})
 
     @rule()
     def reopen(self) -> None:

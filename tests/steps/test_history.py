@@ -9,8 +9,8 @@ import pytest
 
 import oncemore
 from oncemore.errors import StoreError
-from oncemore.log.entry_codec import EntryHeader, decode_body, decode_header, encode_entry
-from oncemore.log.record import FORMAT, NOWHERE, RecordChange, RunRecord, hash_entry
+from oncemore.log.entry_codec import EntryHeader, decode_body, decode_header, encode_entry, hash_entry
+from oncemore.log.record import FORMAT, NOWHERE, RecordChange, RunRecord
 from oncemore.log.store import Entry
 from oncemore.policy.canonical_json import hash_bytes
 from oncemore.steps.history import RECORDS, export_records, fold_entries, verify_chain

@@ -12,8 +12,8 @@ import pytest
 
 import oncemore
 from oncemore.errors import StoreError
-from oncemore.log.head_access import build_write, load_head
-from oncemore.log.interrupt_shield import InterruptShield
+from oncemore.log.entry_codec import build_write, load_head
+from oncemore.log.group_commit import InterruptShield
 from oncemore.log.memory import CompletedTicket, MemoryStore
 from oncemore.log.record import RecordChange
 from oncemore.log.store import Batch, Conflict
@@ -207,7 +207,7 @@ def test_a_body_that_is_gone_without_a_record_is_said_to_be_gone() -> None:
     assert work(1) == 1
     head = store.load_head(f"run/{work.key(1)}")
     assert head is not None
-    store.prune_bodies({head.entity: head.version + 1})
+    store.open_maintenance().prune_bodies({head.entity: head.version + 1})
     with pytest.raises(StoreError, match="was it pruned"):
         work(1)
     with pytest.raises(StoreError, match="was it pruned"):

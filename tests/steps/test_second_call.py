@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore.log.entry_codec import decode_head
-from oncemore.log.head_access import build_write
+from oncemore.log.entry_codec import build_write, decode_head
 from oncemore.log.record import RecordChange
 from oncemore.log.record import RunRecord as State
 from oncemore.log.store import Batch, Stored
@@ -602,7 +601,7 @@ def prune(engine: oncemore.Engine, entity: str) -> None:
     change = RecordChange(("PRUNE",), state, state._replace(pruned_at=engine.now()))
     write = build_write(entity, head.version, head.hash, change, engine.now())
     assert isinstance(engine.store.append(Batch((write,))).wait(), Stored)
-    engine.store.prune_bodies({entity: head.version + 1})
+    engine.store.open_maintenance().prune_bodies({entity: head.version + 1})
 
 
 @each_colour

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oncemore.log.head_access import load_head
+from oncemore.log.entry_codec import load_head
 from oncemore.steps.decorator import known_step
 from oncemore.steps.ops import RunAttempt
 from oncemore.steps.perform import CALL_OPERATIONS

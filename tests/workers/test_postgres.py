@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.log.head_access import load_head
+from oncemore.log.entry_codec import load_head
 from oncemore.log.postgres.store import PostgresStore
 from oncemore.log.store import HeadQuery
 from oncemore.steps.decorator import known_step

@@ -55,13 +55,13 @@ def steps_taken(store: SqliteStore, monkeypatch: pytest.MonkeyPatch, query: Head
 def test_the_plan_of_a_look_uses_the_index_and_sorts_nothing(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "log.db")
     seen: list[str] = []
-    real = store._read_rows
+    real = store.query_rows
 
     def explained(sql: str, values: Any = ()) -> Any:
         seen.extend(row[3] for row in real(f"EXPLAIN QUERY PLAN {sql}", values))
         return real(sql, values)
 
-    store._read_rows = explained  # type: ignore[method-assign]
+    store.query_rows = explained  # type: ignore[method-assign]
     list(store.list_heads(HeadQuery("run", step="poll", due_by=FAR_FUTURE, limit=16)))
     assert len(seen) == 1, "nothing is sorted"
     assert seen[0].startswith("SEARCH head USING INDEX head_step (kind=? AND step=? AND due")

@@ -13,8 +13,7 @@ import pytest
 
 import oncemore
 from oncemore.errors import StoreError
-from oncemore.log.entry_codec import decode_head
-from oncemore.log.head_access import build_write
+from oncemore.log.entry_codec import build_write, decode_head
 from oncemore.log.record import NOWHERE, JobRecord, RecordChange
 from oncemore.log.record import WorkerRecord as Lease
 from oncemore.log.store import Batch, HeadQuery
@@ -308,7 +307,7 @@ def test_what_cannot_go_on_here_does_not_hide_what_can(
 def test_arguments_that_were_pruned_cannot_be_gone_on_with(engine: oncemore.Engine) -> None:
     one = step("one")
     run = one.submit(1)
-    engine.store.prune_bodies({f"run/{run.key}": 2})
+    engine.store.open_maintenance().prune_bodies({f"run/{run.key}": 2})
     assert alone(engine, one).run_until_idle() == WorkerStats(refused=1)
 
 

@@ -358,7 +358,7 @@ class Artifacts:
 
         An artifact that an operator has rejected stays rejected.
         """
-        from oncemore.log import head_access
+        from oncemore.log import entry_codec
 
         engine, notifier, evidence = self._engine, self._engine.notifier, vars(error).get("evidence", {})
         body = {"quarantine": {"reason": "checksum_mismatch", "message": str(error), **evidence}}
@@ -372,9 +372,9 @@ class Artifacts:
             notifications: tuple[Any, ...] = ()
             if notifier is not None:
                 change, notifications = notifier.add_notifications(engine, ref, head.version, change, now)
-            write = head_access.build_write(ref, head.version, head.hash, change, now, engine.cipher)
+            write = entry_codec.build_write(ref, head.version, head.hash, change, now, engine.cipher)
             # In the same batch, so that a crash cannot lose the notifications.
-            events = (head_access.build_event_write(event, now, engine.cipher) for event in notifications)
+            events = (entry_codec.build_event_write(event, now, engine.cipher) for event in notifications)
             reply = engine.store.append(Batch((write, *events))).wait()
             if notifier is not None and notifications and isinstance(reply, Stored):
                 notifier.wake_thread(engine)

@@ -16,9 +16,7 @@ from oncemore.control.moved_log import append_if_not_moved
 from oncemore.control.permits import approval_entity
 from oncemore.control.review import OperatorDecision, check_reason, resume_run, stale_decision
 from oncemore.errors import StaleDecision, UsageError
-from oncemore.log.entry_codec import decode_head, decode_header, read_body
-from oncemore.log.head_access import build_write, load_head
-from oncemore.log.head_index import HELD
+from oncemore.log.entry_codec import HELD, build_write, decode_head, decode_header, load_head, read_body
 from oncemore.log.record import NOWHERE, RecordChange, RunRecord
 from oncemore.log.store import HeadQuery, Stored
 from oncemore.maintenance.erase import find_run

@@ -18,7 +18,7 @@ from oncemore._values import Value
 from oncemore.config import NOTIFY_EVERY_S, NOTIFY_OF
 from oncemore.errors import StoreError, UsageError
 from oncemore.log.entry_codec import decode_head
-from oncemore.log.interrupt_shield import InterruptShield
+from oncemore.log.group_commit import InterruptShield
 from oncemore.log.record import ArtifactRecord, EventRecord, RunRecord
 from oncemore.policy.canonical_json import canonical_digest, make_event_id
 from oncemore.steps.attempt import OURS

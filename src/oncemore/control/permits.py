@@ -29,7 +29,7 @@ from oncemore.control.model import (
     find_blocking_switch,
 )
 from oncemore.log.entry_codec import decode_head
-from oncemore.log.interrupt_shield import InterruptShield
+from oncemore.log.group_commit import InterruptShield
 from oncemore.log.record import RecordChange
 from oncemore.policy.verdict import decide_verdict
 from oncemore.steps.ops import LoadHead, Permission

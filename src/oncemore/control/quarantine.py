@@ -20,8 +20,7 @@ from oncemore.control.review import (
 )
 from oncemore.errors import PolicyViolation, StaleDecision, UsageError
 from oncemore.limits.cooldowns import release_resources_of_run
-from oncemore.log.head_access import load_head
-from oncemore.log.head_index import HELD
+from oncemore.log.entry_codec import HELD, load_head
 from oncemore.log.record import ArtifactRecord, EventRecord, RunRecord
 from oncemore.log.result_codec import encode_result
 from oncemore.log.store import HeadQuery

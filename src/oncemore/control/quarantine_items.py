@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from oncemore._values import Value
 from oncemore.control.notifications import DEAD_LETTER, load_notification_status
 from oncemore.control.review import is_held, list_choices
-from oncemore.log.entry_codec import decode_head, decode_header, read_body
-from oncemore.log.head_access import load_head
+from oncemore.log.entry_codec import decode_head, decode_header, load_head, read_body
 from oncemore.log.record import ArtifactRecord, EventRecord, RunRecord
 from oncemore.steps import history
 from oncemore.steps.run import Run

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from oncemore.control.model import APPROVAL_NEEDED
 from oncemore.control.moved_log import append_decision, refuse_if_moved
 from oncemore.errors import StaleDecision, UsageError
-from oncemore.log.attempt_transitions import end_attempt
-from oncemore.log.record import ArtifactRecord, EventRecord, RecordChange, RunRecord
+from oncemore.log.record import ArtifactRecord, EventRecord, RecordChange, RunRecord, end_attempt
 from oncemore.messaging.delivery import change_state
 from oncemore.policy.closing import OUTCOME_UNKNOWN, close_run, closing_proof
 from oncemore.steps.ops import NOW, AppendChange, EndCall, LoadHead

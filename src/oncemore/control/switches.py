@@ -27,8 +27,7 @@ from oncemore.control.moved_log import MAX_TRIES
 from oncemore.control.permits import load_switches
 from oncemore.control.review import check_reason
 from oncemore.errors import NotPermitted, StaleDecision, UsageError
-from oncemore.log.entry_codec import decode_header, read_body
-from oncemore.log.head_access import build_write, load_head
+from oncemore.log.entry_codec import build_write, decode_header, load_head, read_body
 from oncemore.log.record import RecordChange
 from oncemore.log.store import Batch, Stored
 from oncemore.maintenance.tasks import resolve_actor

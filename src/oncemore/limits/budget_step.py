@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from oncemore._redact import log_warning
 from oncemore.errors import StoreError
 from oncemore.limits.concurrency import PREFIX, update_quota
-from oncemore.log.head_access import load_head
+from oncemore.log.entry_codec import load_head
 from oncemore.log.record import QuotaRecord, RecordChange
 from oncemore.policy.decide import decide_retry
 from oncemore.retries.loop import EMPTY, MOST_WAITS

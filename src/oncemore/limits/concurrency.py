@@ -15,8 +15,7 @@ from oncemore._redact import log_warning
 from oncemore.errors import StoreError
 from oncemore.limits.breaker import run_limit_script
 from oncemore.limits.concurrency_rules import ConcurrencyState
-from oncemore.log.entry_codec import decode_head
-from oncemore.log.head_access import build_write, load_head
+from oncemore.log.entry_codec import build_write, decode_head, load_head
 from oncemore.log.record import QuotaRecord, RecordChange, WorkerRecord
 from oncemore.log.store import Batch, Stored
 from oncemore.retries.loop import AppendRecord

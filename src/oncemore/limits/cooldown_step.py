@@ -26,8 +26,7 @@ from oncemore.limits.cooldown_rules import (
     is_held,
     skip_reason,
 )
-from oncemore.log.attempt_transitions import end_attempt
-from oncemore.log.record import ArtifactRecord, RecordChange, RunRecord
+from oncemore.log.record import ArtifactRecord, RecordChange, RunRecord, end_attempt
 from oncemore.policy.closing import close_run, closing_proof
 from oncemore.steps import refusals
 from oncemore.steps.ops import CONFLICT, NOW, AppendChange, EndCall, LoadHead

@@ -14,10 +14,8 @@ from oncemore.control.moved_log import append_decision, append_if_not_moved, ref
 from oncemore.errors import StaleDecision, UsageError
 from oncemore.limits.cooldown_rules import ResourceRecord, import_record, is_held, resource_name, skip_reason
 from oncemore.limits.cooldown_step import DECIDED, build_release, resource_entity
-from oncemore.log.attempt_transitions import end_attempt
-from oncemore.log.entry_codec import decode_head
-from oncemore.log.head_access import build_write, load_head
-from oncemore.log.record import RecordChange
+from oncemore.log.entry_codec import build_write, decode_head, load_head
+from oncemore.log.record import RecordChange, end_attempt
 from oncemore.log.store import Conflict, HeadQuery
 from oncemore.maintenance.tasks import resolve_actor
 from oncemore.policy.canonical_json import normalize_name

@@ -15,8 +15,7 @@ from oncemore.errors import StoreError, UsageError
 from oncemore.limits import breaker_rules as core
 from oncemore.limits.breaker import LocalBreakerState, log_state_change
 from oncemore.limits.breaker_rules import BreakerRules, ProbeHolder
-from oncemore.log.entry_codec import decode_head
-from oncemore.log.head_access import build_write, load_head
+from oncemore.log.entry_codec import build_write, decode_head, load_head
 from oncemore.log.record import BreakerRecord, RecordChange
 from oncemore.log.store import Batch, HeadQuery, Stored
 from oncemore.policy.canonical_json import normalize_name

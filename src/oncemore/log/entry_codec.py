@@ -1,4 +1,9 @@
-"""The encoding of entries and heads: msgspec JSON with fixed field order, the format's version first."""
+"""The encoding of the log: changes of records become entries, heads and index columns, and back.
+
+Entries and heads are msgspec JSON with fixed field order, the format's version first. Every append passes
+`build_write`, every read of a head passes `load_head`. Results are in `log.result_codec`, except for the two
+questions that every attempt asks.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +12,48 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from oncemore._ids import new_nonce
 from oncemore._values import make
+from oncemore.control.model import Approval, SwitchBoard
 from oncemore.errors import StoreError
+from oncemore.limits.cooldown_rules import ResourceRecord
 from oncemore.log.encryption import EMPTY, decrypt_bytes
-from oncemore.log.record import FORMAT, RunRecord
+from oncemore.log.group_commit import InterruptShield
+from oncemore.log.record import (
+    FORMAT,
+    NOWHERE,
+    ArtifactRecord,
+    BreakerRecord,
+    EventRecord,
+    JobRecord,
+    MaintenanceRecord,
+    QuotaRecord,
+    RecordChange,
+    RecordedPolicy,
+    RunRecord,
+    StoreSecret,
+)
+from oncemore.log.store import Conflict, EntryWrite, HeadIndex
+from oncemore.policy.canonical_json import LARGEST_INTEGER
+from oncemore.steps.ops import LoadedHead
 
 if TYPE_CHECKING:
     from oncemore.log.encryption import BodyCipher
-    from oncemore.log.record import (
-        ArtifactRecord,
-        EventRecord,
-        MaintenanceRecord,
-        RecordChange,
-        State_,
-        WorkerRecord,
-    )
+    from oncemore.log.record import Entity, State_, WorkerRecord
+    from oncemore.log.store import Batch, Store, Stored
+    from oncemore.steps.ops import AppendChange
+
+#: Marks of entries that have a single one.
+CHECKPOINT: tuple[Any, ...] = ("CHECKPOINT",)
+EVENT: tuple[Any, ...] = ("EVENT",)
+ARTIFACT: tuple[Any, ...] = ("ARTIFACT",)
+#: Index state of a run that waits for an operator, in any state of the run: held runs are few among many
+#: waiting ones, and a query for them must not read all.
+HELD = "HELD"
+#: A larger result is stored as an artifact, outside of the log.
+LARGE_BYTES = 256 * 1024
+#: Limit of characters of a string that needs no encoding of its own.
+PLAIN_TEXT_LENGTH = 1024
 
 
 class EntryHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,6 +91,24 @@ _BRACE = 0x7B
 _DIGEST_OF_EMPTY = sha256(EMPTY).digest()
 
 
+def build_write(
+    entity: str, version: int, prev: bytes, change: RecordChange, now: float, cipher: BodyCipher | None = None
+) -> EntryWrite:
+    """Return the write of an entity's next entry, encoded and indexed."""
+    header, body, own_hash, head = encode_entry(
+        change, entity, version + 1, prev, at=now, nonce=new_nonce(), cipher=cipher
+    )
+    # `make` costs a third of the constructor, and every append passes here.
+    return make(EntryWrite, (entity, version, header, body, own_hash, head, build_index(change.after)))
+
+
+def build_event_write(emitted: Any, now: float, cipher: BodyCipher | None = None) -> EntryWrite:
+    """Return the write of an event's first entry, from the pair of its record and its payload."""
+    event, payload = emitted
+    change = RecordChange(EVENT, None, event, {"payload": payload})
+    return build_write(f"event/{event.event_id}", 0, NOWHERE, change, now, cipher)
+
+
 def encode_entry(
     change: RecordChange,
     entity: str,
@@ -87,15 +137,12 @@ def encode_entry(
         # Over the stored bytes, so that the chain verifies without the key.
         digest = sha256(body).digest()
     header_bytes = _encode(header)
-    own_hash = hash_entry(prev, header_bytes, digest)
+    own_hash = sha256(prev + header_bytes + digest).digest()
     return make(EncodedEntry, (header_bytes, body, own_hash, _encode((FORMAT, *after))))
 
 
 def hash_entry(prev: bytes, header: bytes, body_digest: bytes) -> bytes:
-    """Return the hash of an entry.
-
-    The same as `log.record.hash_entry`, but by hashlib: slower to import, faster to run.
-    """
+    """Return the hash of an entry, linked to the hash of the previous one."""
     return sha256(prev + header + body_digest).digest()
 
 
@@ -162,3 +209,101 @@ def decode_body(
 def read_body(stored: Any, cipher: BodyCipher | None = None) -> dict[str, Any]:
     """Return the body of an `Entry` or a `Head`; empty if it was pruned."""
     return {} if stored.body is None else decode_body(stored.body, cipher, stored.entity, stored.version)
+
+
+def run_due_at(run: RunRecord) -> float | None:
+    """Return the earliest time of the next attempt; None for a run that has ended, is held, or is running.
+
+    A running run has no due time: if it is lost, it is found through its worker, whose lease ends.
+    """
+    if run.state in ("PENDING", "SOFT_FAIL") and not run.held_for:
+        return run.not_before
+    return None
+
+
+def event_due_at(event: EventRecord) -> float | None:
+    """Return the time at which an event may be sent, or None for one that needs no delivery.
+
+    An event in SENDING has a due time too: the relay that sends it may have died.
+    """
+    if event.state in ("PENDING", "SENDING"):
+        # Without a retry time the creation time, so that the oldest events come first.
+        return event.not_before or event.created_at
+    return None
+
+
+def build_index(state: Entity) -> HeadIndex:
+    """Return the index columns of a record; those of a worker are built in `steps.lease`."""
+    if type(state) is RunRecord:
+        # `make` and the exact type: every append passes here, most of them with a run.
+        status = HELD if state.held_for else state.state
+        return make(HeadIndex, ("run", status, run_due_at(state), state.step, state.worker, state.dataset))
+    if type(state) is EventRecord:
+        return HeadIndex("event", state.state, event_due_at(state), state.topic, state.worker)
+    if type(state) is MaintenanceRecord:
+        return HeadIndex("maintenance", state.state, None, state.task, state.worker)
+    if type(state) is JobRecord:
+        due_at = state.created_at if state.state == "RUNNING" else None
+        return HeadIndex("job", state.state, due_at, state.step, state.worker)
+    if type(state) is ResourceRecord:
+        due_at = state.next_eligible_attempt_at if state.state == "COOLING" else None
+        return HeadIndex("resource", state.state, due_at, state.step)
+    if type(state) is BreakerRecord:
+        return HeadIndex("breaker", state.state, None, state.name, state.probe_worker)
+    if type(state) is QuotaRecord:
+        return HeadIndex("quota", state.state, None, state.name)
+    if type(state) is SwitchBoard:
+        return HeadIndex("control", state.state)
+    if type(state) is Approval:
+        return HeadIndex("approval", state.state, None, state.step)
+    if type(state) is StoreSecret:
+        return HeadIndex("secret", state.state)
+    if type(state) is RecordedPolicy:
+        return HeadIndex("policy", state.state, None, state.name)
+    assert type(state) is ArtifactRecord
+    # The due column holds the creation time, so that listing artifacts by time reads no bodies.
+    return HeadIndex("artifact", state.state, state.created_at, state.step)
+
+
+def load_head(
+    store: Store, entity: str, cipher: BodyCipher | None = None, kind: type[Any] = RunRecord
+) -> LoadedHead:
+    """Return the decoded head of an entity, with the body of its last entry."""
+    # An interrupted read must not leave a lock of the store locked; some stores shield it themselves.
+    if getattr(store, "shields_reads", False):
+        head = store.load_head(entity)
+    else:
+        with InterruptShield():
+            head = store.load_head(entity)
+    if head is None:
+        return LoadedHead(entity, 0, NOWHERE, None)
+    _, version, own_hash, state, _, _, data = head
+    body = None if data is None else decode_body(data, cipher, entity, version)
+    return make(LoadedHead, (entity, version, own_hash, decode_head(state, kind), body))
+
+
+def is_plain_result(value: Any) -> bool:
+    """Whether a result needs no encoding: a small value that JSON represents exactly."""
+    kind = type(value)
+    if kind is int:
+        return bool(-LARGEST_INTEGER <= value <= LARGEST_INTEGER)
+    if kind is str:
+        return len(value) <= PLAIN_TEXT_LENGTH and value.isascii()
+    return value is None or kind is bool
+
+
+def is_large(encoded: Any) -> bool:
+    """Whether an encoded result should be stored as an artifact."""
+    return type(encoded) is msgspec.Raw and memoryview(encoded).nbytes > LARGE_BYTES
+
+
+def was_notified_already(op: AppendChange, batch: Batch, answer: Stored | Conflict) -> bool:
+    """Whether a batch was refused because another worker has just written a notification in it.
+
+    The caller tries again without that notification, at most twice for each sink: a notification that exists
+    is not written again.
+    """
+    if type(answer) is not Conflict or len(batch.writes) == 1 + len(op.events) + len(op.also):
+        return False
+    # The writes of a batch are the change itself, then `op.also`, then events and notifications.
+    return answer.entity in {write.entity for write in batch.writes[1 + len(op.also) :]}

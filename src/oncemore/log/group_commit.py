@@ -14,31 +14,34 @@ callers that are about to come back (at most 0.3 of a commit, 5 ms).
 
 Tasks do not block their event loop, asyncio's or trio's: one writer thread, started when it is first needed,
 takes the turn for them, and wakes each loop once per commit.
+
+`InterruptShield` delays a Ctrl-C while the store works or a thread starts: `Thread.start` waits in Python's
+own locks, and a Ctrl-C there raises "release unlocked lock".
 """
 
 from __future__ import annotations
 
-import sys
+import os
 import threading
 import time
-from _thread import allocate_lock
+
+# The module behind `signal`, without its enums: a tenth of the cost of each call.
+from _signal import getsignal, signal  # type: ignore[import-not-found]
+from _thread import allocate_lock, get_ident
 from collections import deque
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from oncemore.errors import StoreError, UsageError
-from oncemore.log.interrupt_shield import InterruptShield
+from oncemore.log.waiters import wait_in_task, wake_waiters
 
 if TYPE_CHECKING:
-    import asyncio
     from _thread import LockType
     from collections.abc import Callable, Generator
 
     from oncemore.log.store import Batch, Conflict, Stored
+    from oncemore.log.waiters import CallSoon, Wake
 
-    Wake = Callable[[], object]
-    CallSoon = Callable[[Callable[[list[Wake]], object], list[Wake]], object]
 
 #: Share of the duration of a commit that the next one waits for callers to come back.
 WAIT_SHARE = 0.3
@@ -48,6 +51,7 @@ MAX_WAIT_S = 0.005
 MAX_WORK_RATIO = 3
 #: Limit of batches in one commit.
 MAX_GROUP = 512
+_SIGINT, _SIGTERM = 2, 15
 
 
 class BatchExecutor(Protocol):
@@ -77,6 +81,12 @@ class PendingBatch:
     leads = is_abandoned = False
 
     def __init__(self, combiner: BatchExecutor, batch: Batch) -> None:
+        writes, guards, *_ = batch
+        # A lone write without a guard on its own entity cannot contradict itself.
+        if len(writes) != 1 or (guards and writes[0].entity in guards):
+            from oncemore.log.store import check_batch  # here: `InterruptShield` is also used without a log
+
+            check_batch(batch)
         self._combiner, self.batch = combiner, batch
         self.answer: Stored | Conflict | None = None
         self.error: BaseException | None = None
@@ -225,7 +235,7 @@ class GroupCommit:
         except Exception as error:  # noqa: BLE001 - the caller gets it
             op.error = error
         except BaseException:
-            op.error = StoreError("interrupted while storing; read the state again to learn what was stored")
+            op.error = _interrupted()
             op.is_abandoned = True
             raise
         finally:
@@ -240,9 +250,8 @@ class GroupCommit:
         try:
             self._store_group(ops)
         except BaseException:
-            _fail_batches(
-                ops, StoreError("interrupted while storing; read the state again to learn what was stored")
-            )
+            for op in ops:
+                op.error = _interrupted()
             raise
         finally:
             self.wake_committed()  # the store may have failed before it did so
@@ -270,14 +279,12 @@ class GroupCommit:
         """Store batches together; after a `UsageError` one by one, so that only the invalid one fails."""
         try:
             self._transact(ops)
-        except UsageError as error:
-            if len(ops) == 1:
-                _fail_batches(ops, error)
-            else:
-                for op in ops:
-                    self._store_group([op])
         except Exception as error:  # noqa: BLE001 - all callers of the commit get it
-            _fail_batches(ops, error)
+            for op in ops:
+                if isinstance(error, UsageError) and len(ops) > 1:
+                    self._store_group([op])
+                else:
+                    op.error = error
 
     def _hand_over_turn(self) -> None:
         """Hand the turn to the first waiting caller, or release it."""
@@ -316,49 +323,8 @@ class GroupCommit:
                 self._hand_over_turn()
 
 
-async def wait_in_task(op: PendingBatch, hand_over: Callable[[PendingBatch], object]) -> None:
-    """Hand a pending batch to another thread, and wait for it in this task of asyncio or trio."""
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_run():
-        event = trio.Event()
-        op.call_soon, op.wake = trio.lowlevel.current_trio_token().run_sync_soon, event.set
-        hand_over(op)
-        await event.wait()
-    else:
-        # From sys.modules: a program without an event loop does not pay for importing asyncio.
-        loop = sys.modules["asyncio"].get_running_loop()
-        future = loop.create_future()
-        op.call_soon, op.wake = loop.call_soon_threadsafe, partial(_set_done, future)
-        hand_over(op)
-        await future
-
-
-def _fail_batches(ops: list[PendingBatch], error: BaseException) -> None:
-    for op in ops:
-        op.error = error
-
-
-def wake_waiters(ops: list[PendingBatch]) -> None:
-    """Wake the callers of a commit: each thread by its lock, each event loop once."""
-    loops: dict[CallSoon, list[Wake]] = {}
-    for op in ops:
-        if op.call_soon is not None and op.wake is not None:
-            loops.setdefault(op.call_soon, []).append(op.wake)
-        elif op.wake_lock is not None and not op.leads:
-            op.wake_lock.release()
-    for call_soon, wakes in loops.items():
-        with suppress(RuntimeError):  # the loop is closed, so no task waits in it
-            call_soon(_wake_all, wakes)
-
-
-def _wake_all(wakes: list[Wake]) -> None:
-    for wake in wakes:
-        wake()
-
-
-def _set_done(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+def _interrupted() -> StoreError:
+    return StoreError("interrupted while storing; read the state again to learn what was stored")
 
 
 def _release_lock(lock: LockType) -> None:
@@ -366,3 +332,67 @@ def _release_lock(lock: LockType) -> None:
     if lock.locked():
         with suppress(RuntimeError):  # another thread has just released it
             lock.release()
+
+
+class InterruptShield:
+    """Context manager that delays the first Ctrl-C until its end, so that no lock remains locked.
+
+    A second Ctrl-C is delivered at once; `twice` is True then. Only the main thread is ever interrupted.
+    SIGTERM is delayed in the same way if a Python function handles it.
+
+    was_interrupted  whether there was a first Ctrl-C before
+    """
+
+    # Class attributes are the defaults: most shields see no signal and set none of them.
+    _int: Any = None
+    _term: Any = None
+    _was_interrupted = False
+    _delayed_signal = 0
+    twice = False
+
+    def __init__(self, was_interrupted: bool = False) -> None:
+        if was_interrupted:
+            self._was_interrupted = was_interrupted
+
+    def __enter__(self) -> None:
+        if get_ident() == _main[0]:
+            if callable(handler := getsignal(_SIGINT)):
+                self._int = handler
+                signal(_SIGINT, self._on_signal)
+            if callable(handler := getsignal(_SIGTERM)):
+                self._term = handler
+                signal(_SIGTERM, self._on_signal)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if not self._was_interrupted:
+            self._was_interrupted, self._delayed_signal = True, number
+            return
+        self.twice, self._delayed_signal = True, 0
+        self._restore_handler()
+        self._deliver_signal(number)
+
+    def _restore_handler(self) -> None:
+        if self._int is not None:
+            signal(_SIGINT, self._int)
+        if self._term is not None:
+            signal(_SIGTERM, self._term)
+
+    def _deliver_signal(self, number: int) -> None:
+        handler: Any = self._int if number == _SIGINT else self._term
+        handler(number, None)
+
+    def __exit__(self, *error: object) -> None:
+        if self._int is not None or self._term is not None:
+            self._restore_handler()
+            if self._delayed_signal:
+                self._deliver_signal(self._delayed_signal)
+
+
+def _find_main_thread() -> None:
+    # The forking thread becomes the main thread of the child.
+    _main[0] = threading.main_thread().ident or 0
+
+
+_main = [0]
+_find_main_thread()
+os.register_at_fork(after_in_child=_find_main_thread)

@@ -15,6 +15,7 @@ from oncemore.log.store import (
     Conflict,
     EntitySizes,
     Entry,
+    FilelessMaintenance,
     Head,
     StorageSpace,
     Stored,
@@ -62,7 +63,7 @@ class MemoryWorkerLock:
         self._live_workers.discard(self._worker)
 
 
-class MemoryStore:
+class MemoryStore(FilelessMaintenance):
     """A store of entries in a list and heads in a dictionary, under one lock."""
 
     supports_joined_writes = False
@@ -235,19 +236,35 @@ class MemoryStore:
         with self._changed:
             return worker not in self._live_workers
 
+    def open_maintenance(self) -> MemoryStore:
+        """Return this store: it has the maintenance operations itself."""
+        return self
+
     def describe_store(self) -> StoreFacts:
         """Return that nothing survives the process."""
         return StoreFacts("memory:", "memory", "nothing survives the process")
 
-    def open_maintenance(self) -> MemoryMaintenance:
-        """Return the maintenance operations of this store."""
-        return MemoryMaintenance(self)
-
-    def dump_all(self) -> tuple[list[Head], list[Entry]]:
-        """Return all heads and all entries."""
+    def measure_space(self, in_detail: bool = False) -> StorageSpace:
+        """Return the sizes of entities and entries; the store uses no disk."""
+        if not in_detail:
+            return StorageSpace()
+        kinds: dict[str, EntitySizes] = {}
         with self._changed:
             self._check_open()
-            return list(self._heads.values()), self._sorted_entries()
+            sizes = [(head.entity, 1, 0, len(head.head)) for head in self._heads.values()]
+            sizes += [
+                (entry.entity, 0, 1, len(entry.header) + len(entry.body or b""))
+                for entry in self._sorted_entries()
+            ]
+        for name, entities, entries, size in sizes:
+            kind = name.partition("/")[0]
+            total = kinds.get(kind, EntitySizes())
+            kinds[kind] = EntitySizes(total.entities + entities, total.entries + entries, total.bytes + size)
+        return StorageSpace(kinds=kinds)
+
+    def write_backup(self, to: Path, check: CopyCheck, progress: Callable[[int, int], object]) -> None:
+        """Refuse: there is no file to copy."""
+        raise UsageError("a store in memory ends with its process; there is nothing to back up")
 
     def close(self) -> None:
         """Refuse all further calls."""
@@ -258,49 +275,6 @@ class MemoryStore:
     def _check_open(self) -> None:
         if self._closed:
             raise StoreError("the store is closed")
-
-
-class MemoryMaintenance:
-    """The maintenance of a store in memory: it has no file, so most operations do nothing."""
-
-    def __init__(self, store: MemoryStore) -> None:
-        self._store = store
-
-    def copy_notice(self) -> str:
-        """Return "": a store in memory cannot be a copy."""
-        return ""
-
-    def acknowledge_copy(self) -> None:
-        """Do nothing."""
-
-    def count_entities(self) -> dict[str, EntitySizes]:
-        """Return the number and size of entities and entries by kind."""
-        sizes: dict[str, EntitySizes] = {}
-        heads, entries = self._store.dump_all()
-        for name, entities, logged, size in (
-            *((head.entity, 1, 0, len(head.head)) for head in heads),
-            *((entry.entity, 0, 1, len(entry.header) + len(entry.body or b"")) for entry in entries),
-        ):
-            kind = name.partition("/")[0]
-            total = sizes.get(kind, EntitySizes())
-            sizes[kind] = EntitySizes(total.entities + entities, total.entries + logged, total.bytes + size)
-        return sizes
-
-    def measure_space(self) -> StorageSpace:
-        """Return zeros: the store uses no disk."""
-        return StorageSpace()
-
-    def free_bytes(self) -> int:
-        """Return 0: there is no file with free pages."""
-        return 0
-
-    def checkpoint_wal(self) -> str:
-        """Do nothing."""
-        return ""
-
-    def write_backup(self, to: Path, check: CopyCheck, progress: Callable[[int, int], object]) -> None:
-        """Refuse: there is no file to copy."""
-        raise UsageError("a store in memory ends with its process; there is nothing to back up")
 
 
 def _matches_query(head: Head, query: HeadQuery) -> bool:

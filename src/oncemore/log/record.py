@@ -19,7 +19,6 @@ from __future__ import annotations
 from oncemore._values import Value, make
 from oncemore.control.model import Approval, SwitchBoard
 from oncemore.limits.cooldown_rules import ResourceRecord
-from oncemore.policy.canonical_json import hash_bytes
 from oncemore.policy.model import check_transition
 
 TYPE_CHECKING = False
@@ -28,35 +27,11 @@ if TYPE_CHECKING:
 
     from oncemore.policy.model import Effect, State
 
-    Mark = Literal[
-        "PENDING",
-        "RUNNING",
-        "INTENT",
-        "CHECKPOINT",
-        "SOFT_FAIL",
-        "HARD_FAIL",
-        "COMMIT",
-        "COMPLETE",
-        "DECISION",
-        "ESCALATION",
-        "PRUNE",
-        "ERASE",
-        "MAINTENANCE",
-        "LEASE",
-        "EVENT",
-        "ARTIFACT",
-        "SENDING",
-        "DELIVERED",
-        "DEAD",
-        "JOB",
-        "RESOURCE",
-        "BREAKER",
-        "QUOTA",
-        "CONTROL",
-        "APPROVAL",
-        "SECRET",
-        "POLICY",
-    ]
+    StateMark = Literal["PENDING", "RUNNING", "SOFT_FAIL", "HARD_FAIL", "COMPLETE", "INTENT", "COMMIT"]
+    RunMark = Literal["CHECKPOINT", "DECISION", "ESCALATION", "PRUNE", "ERASE", "EVENT", "ARTIFACT"]
+    EventMark = Literal["SENDING", "DELIVERED", "DEAD"]
+    OtherMark = Literal["MAINTENANCE", "LEASE", "JOB", "RESOURCE", "BREAKER", "QUOTA", "SECRET", "POLICY"]
+    Mark = StateMark | RunMark | EventMark | OtherMark | Literal["CONTROL", "APPROVAL"]
     State_ = TypeVar("State_", bound="Entity")
 
 #: Number of the stored format; it is part of every header and head.
@@ -391,6 +366,31 @@ def apply_header(before: State_ | None, sets: dict[str, Any], kind: type[State_]
     return after  # type: ignore[no-any-return]
 
 
-def hash_entry(prev: bytes, header: bytes, body_digest: bytes) -> bytes:
-    """Return the hash of an entry, linked to the hash of the previous one."""
-    return hash_bytes(prev + header + body_digest)
+_POSITIONS: Final = FIELD_POSITIONS[RunRecord]
+_STATE, _EFFECT, _WORKER = _POSITIONS["state"], _POSITIONS["effect"], _POSITIONS["worker"]
+_FENCE, _ATTEMPT, _ATTEMPT_COUNT = _POSITIONS["fence"], _POSITIONS["attempt"], _POSITIONS["attempt_count"]
+_STARTED_AT, _HELD_FOR, _REASON = _POSITIONS["started_at"], _POSITIONS["held_for"], _POSITIONS["reason"]
+_BUDGET_DEBT = _POSITIONS["budget_debt"]
+
+
+def begin_attempt(run: RunRecord, effect: Effect, worker: str, now: float) -> RunRecord:
+    """Return a run whose next attempt has started: counted, under a new fence, no longer held."""
+    # By position, here and below: the names of `_replace(name=value)` are half of the cost.
+    values: list[Any] = list(run)
+    values[_STATE], values[_EFFECT], values[_WORKER], values[_STARTED_AT] = "RUNNING", effect, worker, now
+    # A new fence for every attempt, so that the late result of a timed-out attempt is rejected even when
+    # both attempts belong to the same worker.
+    values[_FENCE] += 1
+    values[_ATTEMPT] += 1
+    values[_ATTEMPT_COUNT] += 1
+    values[_HELD_FOR], values[_REASON], values[_BUDGET_DEBT] = "", "", 0.0
+    return make(RunRecord, values)
+
+
+def end_attempt(run: RunRecord, state: State, reason: str, **changes: Any) -> RunRecord:
+    """Return a run whose attempt has ended: it belongs to no worker and is not held."""
+    values: list[Any] = list(run)
+    values[_STATE], values[_REASON], values[_WORKER], values[_HELD_FOR] = state, reason, "", ""
+    for name in changes:
+        values[_POSITIONS[name]] = changes[name]
+    return make(RunRecord, values)

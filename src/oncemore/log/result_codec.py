@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from oncemore.log.tagged_json import PLAIN_VALUES, NotEncodable, TaggedEncoder, untag_value
-from oncemore.policy.canonical_json import LARGEST_INTEGER
 
 _PLAIN = TaggedEncoder(
     advice=f"return {PLAIN_VALUES}, annotate the function's return type with a dataclass or a model, or put "
@@ -22,10 +21,6 @@ _PLAIN = TaggedEncoder(
 _TYPED = "$typed"
 #: Limit of an encoded result.
 MAX_BYTES = 64 * 1024 * 1024
-#: A larger result is stored as an artifact, outside of the log.
-LARGE_BYTES = 256 * 1024
-#: Limit of characters of a string that needs no encoding of its own.
-PLAIN_TEXT_LENGTH = 1024
 
 
 def encode_result(value: object, annotation: Any = None) -> msgspec.Raw:
@@ -42,21 +37,6 @@ def encode_result(value: object, annotation: Any = None) -> msgspec.Raw:
             f"the result takes {len(data):,} bytes; the limit is {MAX_BYTES:,}, write an artifact"
         )
     return msgspec.Raw(data)
-
-
-def is_plain_result(value: Any) -> bool:
-    """Whether a result needs no encoding: a small value that JSON represents exactly."""
-    kind = type(value)
-    if kind is int:
-        return bool(-LARGEST_INTEGER <= value <= LARGEST_INTEGER)
-    if kind is str:
-        return len(value) <= PLAIN_TEXT_LENGTH and value.isascii()
-    return value is None or kind is bool
-
-
-def is_large(encoded: Any) -> bool:
-    """Whether an encoded result should be stored as an artifact."""
-    return type(encoded) is msgspec.Raw and memoryview(encoded).nbytes > LARGE_BYTES
 
 
 def decode_result(data: bytes, annotation: Any = None) -> Any:

@@ -43,7 +43,7 @@ JOINED_WRITE_LIMIT_S = 1.0
 
 
 class HeadIndex(Value):
-    """The columns by which a store finds heads; computed from the record of the head (`log.head_index`).
+    """The columns by which a store finds heads; computed from the record of the head (`build_index`).
 
     due  time at which a worker must look at the entity again; None: never
     """
@@ -175,16 +175,20 @@ class EntitySizes(Value):
 
 
 class StorageSpace(Value):
-    """The disk space that a store uses, from sizes of files and not by counting entries.
+    """The disk space that a store uses.
 
-    file  bytes of the store itself; 0 for a store without a file
-    wal   bytes of its write-ahead log
-    left  free bytes of its disk; None if the store cannot find out
+    file   bytes of the store itself; 0 for a store without a file
+    wal    bytes of its write-ahead log
+    left   free bytes of its disk; None if the store cannot find out
+    spare  unused bytes inside the store; counted in detail only, as `kinds`
+    kinds  sizes by kind of entity
     """
 
     file: int = 0
     wal: int = 0
     left: int | None = None
+    spare: int = 0
+    kinds: Mapping[str, EntitySizes] = {}
 
 
 class StoreFacts(Value):
@@ -273,7 +277,39 @@ class WorkerLock(Protocol):
 
 
 class MaintenanceStore(Protocol):
-    """The maintenance of a store: sizes, checkpoints and backups."""
+    """The operations of a store that running work does not need: for operators and maintenance tasks."""
+
+    def describe_store(self) -> StoreFacts:
+        """Return the engine, the address and the durability of the store."""
+
+    def measure_space(self, in_detail: bool = False) -> StorageSpace:
+        """Return the disk space that the store uses; `in_detail` also counts all entities and entries."""
+
+    def prune_bodies(self, before: Mapping[str, int]) -> None:
+        """Delete the bodies of entries below a version, for all given entities or none; keep the digests.
+
+        As far as the store can ensure it, the deleted bytes cannot be recovered from its files.
+        """
+
+    def drop_entities(self, at: Mapping[str, int]) -> int:
+        """Delete entities with all their entries, each if it has the given version; return how many.
+
+        The store keeps no trace of them: the caller must record the deletion in the log first.
+        """
+
+    def replace_heads(self, heads: Sequence[Head], upto: int) -> int:
+        """Replace heads by ones that were rebuilt from the log up to `upto`; return how many were replaced.
+
+        All or none. The head of an entity with entries after `upto` is kept: it is newer than the rebuilt
+        one.
+        """
+
+    def import_entries(self, entries: Sequence[Entry], heads: Sequence[Head]) -> None:
+        """Append entries of another log unchanged and in order, all or none, under new sequence numbers.
+
+        Each entry must continue its entity, by version and previous hash, else `StoreError`. A body that was
+        pruned in the other log stays pruned. `heads` are the new heads, one for each entity.
+        """
 
     def copy_notice(self) -> str:
         """Return the reason why this store counts as a copy of another one; empty if it does not.
@@ -283,15 +319,6 @@ class MaintenanceStore(Protocol):
 
     def acknowledge_copy(self) -> None:
         """Accept this copy as the store from now on."""
-
-    def count_entities(self) -> dict[str, EntitySizes]:
-        """Return the number and size of entities and entries by kind; reads the whole store."""
-
-    def measure_space(self) -> StorageSpace:
-        """Return the disk space that the store uses and that is left."""
-
-    def free_bytes(self) -> int:
-        """Return the number of unused bytes inside the store."""
 
     def checkpoint_wal(self) -> str:
         """Move the write-ahead log into the store; return the reason if that is not possible now, or ""."""
@@ -303,6 +330,21 @@ class MaintenanceStore(Protocol):
                   wrong
         progress  called with the number of copied pages and of all pages
         """
+
+
+class FilelessMaintenance:
+    """Base of the maintenance of stores without a file of their own: no copies, no write-ahead log."""
+
+    def copy_notice(self) -> str:
+        """Return "": a restored database or stream cannot be distinguished from its original."""
+        return ""
+
+    def acknowledge_copy(self) -> None:
+        """Do nothing: the store is never held as a copy."""
+
+    def checkpoint_wal(self) -> str:
+        """Do nothing: a server makes its own checkpoints."""
+        return ""
 
 
 class Store(Protocol):
@@ -333,40 +375,11 @@ class Store(Protocol):
     def wait_for_change(self, after: int, timeout: float) -> int:
         """Wait until the last `seq` is above `after`, or the timeout; return the last `seq`."""
 
-    def prune_bodies(self, before: Mapping[str, int]) -> None:
-        """Delete the bodies of entries below a version, for all given entities or none; keep the digests.
-
-        As far as the store can ensure it, the deleted bytes cannot be recovered from its files.
-        """
-
-    def drop_entities(self, at: Mapping[str, int]) -> int:
-        """Delete entities with all their entries, each if it has the given version; return how many.
-
-        The store keeps no trace of them: the caller must record the deletion in the log first.
-        """
-
-    def replace_heads(self, heads: Sequence[Head], upto: int) -> int:
-        """Replace heads by ones that were rebuilt from the log up to `upto`; return how many were replaced.
-
-        All or none. The head of an entity with entries after `upto` is kept: it is newer than the rebuilt
-        one.
-        """
-
-    def import_entries(self, entries: Sequence[Entry], heads: Sequence[Head]) -> None:
-        """Append entries of another log unchanged and in order, all or none, under new sequence numbers.
-
-        Each entry must continue its entity, by version and previous hash, else `StoreError`. A body that was
-        pruned in the other log stays pruned. `heads` are the new heads, one for each entity.
-        """
-
     def register_worker(self, worker: str) -> WorkerLock:
         """Return a lock that proves that this process, as the worker of that name, is alive."""
 
     def is_worker_gone(self, worker: str) -> bool:
         """Whether the process of a worker is provably dead; False if the store cannot know."""
-
-    def describe_store(self) -> StoreFacts:
-        """Return the engine, the address and the durability of this store."""
 
     def open_maintenance(self) -> MaintenanceStore:
         """Return the maintenance operations of this store."""

@@ -74,15 +74,14 @@ class UnfinishedRun(Value):
 
 def measure_sizes(engine: Engine) -> StoreSizes:
     """Count the entities and artifacts of a store, and measure the space that they use."""
-    maintenance = engine.store.open_maintenance()
-    space, sizes = maintenance.measure_space(), None
+    space, sizes = engine.store.open_maintenance().measure_space(in_detail=True), None
     if engine.artifact_store.is_configured:
         sizes = [stored.size for stored in engine.artifact_store.backend.list_objects()]
     return StoreSizes(
-        kinds=maintenance.count_entities(),
+        kinds=dict(space.kinds),
         file=space.file,
         wal=space.wal,
-        spare=maintenance.free_bytes(),
+        spare=space.spare,
         left=space.left,
         artifacts=None if sizes is None else len(sizes),
         artifact_bytes=sum(sizes or ()),

@@ -234,7 +234,7 @@ def _copy_entries(source: Store, target: Store, progress: Progress) -> int:
     while True:
         last = source.wait_for_change(0, 0.0)
         while page := list(islice(entries, ENTRY_PAGE_SIZE)):
-            target.import_entries(page, _build_heads(source, target, page))
+            target.open_maintenance().import_entries(page, _build_heads(source, target, page))
             copied += len(page)
             progress(existing + copied, max(last, existing + copied))
         # The source may have grown while it was copied: a closed log still takes entries that start no work.
@@ -262,7 +262,7 @@ def _skip_existing(entries: Iterator[Entry], existing: Iterator[Entry], target: 
             pruned[entry.entity] = entry.version + 1  # pruned in the source after it was copied
         count += 1
     if pruned:
-        target.prune_bodies(pruned)
+        target.open_maintenance().prune_bodies(pruned)
     return count
 
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore.control.moved_log import append_if_not_moved
 from oncemore.errors import UsageError
-from oncemore.log.entry_codec import decode_head
-from oncemore.log.head_access import build_write
+from oncemore.log.entry_codec import build_write, decode_head
 from oncemore.log.record import NOWHERE, RecordChange, RunRecord
 from oncemore.log.store import Stored
 from oncemore.steps.transitions import new_run

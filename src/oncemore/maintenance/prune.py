@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from oncemore._redact import log_warning
 from oncemore._values import Value
 from oncemore.errors import StoreError, UsageError
-from oncemore.log.entry_codec import decode_head, decode_header, read_body
-from oncemore.log.head_access import build_write
+from oncemore.log.entry_codec import build_write, decode_head, decode_header, read_body
 from oncemore.log.record import ArtifactRecord, EventRecord, RecordChange, RunRecord, WorkerRecord
 from oncemore.log.store import Batch, Conflict, HeadQuery, Stored
 from oncemore.maintenance.retention_rules import MIN_AGE_S, check_age, find_keep_reason
@@ -192,7 +191,7 @@ def _select_groups(
                 yield group
                 group = []
         if pruned_before:
-            engine.store.prune_bodies(pruned_before)
+            engine.store.open_maintenance().prune_bodies(pruned_before)
         if group:
             yield group
 
@@ -279,7 +278,7 @@ def remove_bodies(engine: Engine, group: list[PrunableRun]) -> None:
     """Remove the bodies of runs below their last mark, and all bodies of their events."""
     bodies = {prunable.head.entity: prunable.head.version + 1 for prunable in group}
     bodies.update({name: version + 1 for prunable in group for name, version in prunable.events.items()})
-    engine.store.prune_bodies(bodies)
+    engine.store.open_maintenance().prune_bodies(bodies)
 
 
 # Tombstones and workers -----------------------------------------------------------------------------
@@ -307,7 +306,9 @@ def _drop_keys(
                     dropped[name] = dependent.version, dependent.hash.hex()
         if dropped:
             task.append_note({"forgotten": [[name, *last] for name, last in dropped.items()]})
-            engine.store.drop_entities({name: version for name, (version, _) in dropped.items()})
+            engine.store.open_maintenance().drop_entities(
+                {name: version for name, (version, _) in dropped.items()}
+            )
             counter.dropped_keys += count
 
 
@@ -343,7 +344,7 @@ def _drop_workers(engine: Engine, task: MaintenanceTask, counter: PruneCounter) 
         if dead:
             task.append_note({"workers": list(dead)})
             try:
-                counter.workers += engine.store.drop_entities(dead)
+                counter.workers += engine.store.open_maintenance().drop_entities(dead)
             except StoreError as error:
                 # On PostgreSQL only the owner of the schema may delete rows. The prune itself succeeded.
                 log_warning(f"the records of dead processes could not be removed: {error}")

@@ -11,8 +11,7 @@ from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 from oncemore._values import Value
-from oncemore.log.entry_codec import decode_head, encode_head
-from oncemore.log.head_index import build_index
+from oncemore.log.entry_codec import build_index, decode_head, encode_head
 from oncemore.log.record import WorkerRecord
 from oncemore.log.store import Head, HeadIndex, HeadQuery
 from oncemore.steps.history import KINDS, verify_chain
@@ -190,6 +189,6 @@ def repair_heads(
     replaced = 0
     for start in range(0, len(right), REPAIR_BATCH):
         # The store leaves out heads that were written after the rebuild ended.
-        replaced += store.replace_heads(right[start : start + REPAIR_BATCH], report.upto)
+        replaced += store.open_maintenance().replace_heads(right[start : start + REPAIR_BATCH], report.upto)
         progress(start, len(right))
     return replaced

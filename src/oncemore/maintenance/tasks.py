@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore._ids import new_uuid7
 from oncemore.errors import StoreError, UsageError
-from oncemore.log.entry_codec import decode_head
-from oncemore.log.head_access import build_write
+from oncemore.log.entry_codec import build_write, decode_head
 from oncemore.log.record import NOWHERE, MaintenanceRecord, RecordChange
 from oncemore.log.store import Batch, HeadQuery, Stored
 from oncemore.policy.canonical_json import normalize_name

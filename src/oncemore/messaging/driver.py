@@ -16,8 +16,13 @@ from oncemore._redact import log_warning
 from oncemore.control.model import SWITCHES_ENTITY
 from oncemore.errors import PermanentError, UsageError
 from oncemore.log.encryption import decrypt_bytes
-from oncemore.log.entry_codec import decode_body, decode_head
-from oncemore.log.head_access import build_event_write, build_write, was_notified_already
+from oncemore.log.entry_codec import (
+    build_event_write,
+    build_write,
+    decode_body,
+    decode_head,
+    was_notified_already,
+)
 from oncemore.log.record import NOWHERE, EventRecord
 from oncemore.log.store import Batch, HeadQuery, Stored
 from oncemore.messaging.delivery import CheckStop, CountRuns, ListPendingEvents, ReadEventBody, SendEvent

@@ -25,7 +25,7 @@ from oncemore.errors import (
     StoreError,
     UsageError,
 )
-from oncemore.log.head_access import load_head
+from oncemore.log.entry_codec import load_head
 from oncemore.messaging.inbox_flow import MessageOutcome
 from oncemore.messaging.inbox_message import MessageReader, StepCall
 from oncemore.open_engine import find_engine

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from oncemore.control.moved_log import append_if_not_moved
 from oncemore.errors import StoreError
-from oncemore.log.head_access import build_write, load_head
+from oncemore.log.entry_codec import build_write, load_head
 from oncemore.log.record import NOWHERE, RecordChange, StoreSecret
 
 if TYPE_CHECKING:

@@ -63,7 +63,7 @@ def check_store(
     artifacts    the folder of the artifacts, if they are in a local folder
     """
     # The runs are loaded once, because several checks need them.
-    facts = store.describe_store()
+    facts = store.open_maintenance().describe_store()
     running, waiting = _load_runs(store, state="RUNNING"), _load_waiting_runs(store)
     checks = [
         DoctorCheck("engine", OK, facts.engine),

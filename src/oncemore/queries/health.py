@@ -164,7 +164,7 @@ def judge_store(
     )
     board = load_switches(store)
     return HealthReport(
-        url=store.describe_store().url,
+        url=store.open_maintenance().describe_store().url,
         healthy=all(criterion.holds for criterion in criteria),
         criteria=criteria,
         switches=list_active_switches(board),
@@ -185,7 +185,7 @@ def _compare_stores(store: Store, other_store: Store) -> tuple[list[str], str]:
         compared, ids = compared + 1, ids + len(result[1].all_ids)
         if result[1] != other[1]:
             differing.append(f"{result[0].step} {result[0].run_id} and {other[0].run_id}")
-    url = other_store.describe_store().url
+    url = other_store.open_maintenance().describe_store().url
     return differing, f"{compared:,} results compared with {url}, {ids:,} lineage ids"
 
 

@@ -17,8 +17,7 @@ import msgspec
 from oncemore._values import Value
 from oncemore.control.moved_log import check_not_moved
 from oncemore.errors import StoreError, UsageError
-from oncemore.log.entry_codec import EntryHeader, decode_header, encode_head
-from oncemore.log.head_index import build_index
+from oncemore.log.entry_codec import EntryHeader, build_index, decode_header, encode_head
 from oncemore.log.store import Entry, Head
 from oncemore.policy.canonical_json import hash_bytes
 from oncemore.steps.history import RECORDS, export_records, verify_chain
@@ -120,7 +119,7 @@ def import_runs(engine: Engine, lines: Iterable[str], mapping: Mapping[str, str]
         if stored is not None and (stored.version, stored.hash) == (version, digest):
             continue
         head = Head(entity, version, digest, encode_head(state), build_index(state), 0)
-        engine.store.import_entries(entries, [head])
+        engine.store.open_maintenance().import_entries(entries, [head])
         runs, imported = runs + 1, imported + len(entries)
     return ImportedRuns(runs, imported, len(chains) - runs)
 

@@ -62,7 +62,7 @@ def check_storage(store: Store, artifacts: FolderBackend | None) -> Iterator[Doc
 
 
 def _check_durability(store: Store) -> Iterator[DoctorCheck]:
-    facts = store.describe_store()
+    facts = store.open_maintenance().describe_store()
     read_pragma = getattr(store, "read_pragma", None)  # only SQLite has it
     if read_pragma is not None:
         mode = read_pragma("journal_mode")
@@ -131,9 +131,9 @@ def _check_file(store: Store) -> Iterator[DoctorCheck]:
             f"you may read {path.name}, but not write it",
             "repair it as the owner of the file",
         )
-    size, wal_size = store.file_sizes()  # type: ignore[attr-defined]
-    observation = f"{size / 1e6:,.1f} MB, and {wal_size / 1e6:,.1f} MB in its write-ahead log"
-    if wal_size > LARGE_WAL_BYTES:
+    space = store.open_maintenance().measure_space()
+    observation = f"{space.file / 1e6:,.1f} MB, and {space.wal / 1e6:,.1f} MB in its write-ahead log"
+    if space.wal > LARGE_WAL_BYTES:
         # SQLite cannot reset the write-ahead log while a reader still needs its pages.
         advice = "a process that keeps reading prevents emptying the write-ahead log; end that process"
         yield DoctorCheck("size", WARN, observation, advice)

@@ -80,7 +80,7 @@ def settings_for(url: str | None = None) -> EngineSettings:
 
 def _open_postgres(url: str, *, read_only: bool) -> Store:
     if read_only:
-        from oncemore.log.postgres.read_only import ReadOnlyPostgresStore
+        from oncemore.log.postgres.store import ReadOnlyPostgresStore
 
         return ReadOnlyPostgresStore(url)
     from oncemore.log.postgres.store import PostgresStore
@@ -159,7 +159,7 @@ def _open_read_only_store(url: str) -> Store:
         raise _store_missing(path)
     if not os.access(path, os.R_OK):
         raise StoreError(f"{path}: you may not read it; check its owner and permissions")
-    from oncemore.log.sqlite.read_only import ReadOnlySqliteStore
+    from oncemore.log.sqlite.store import ReadOnlySqliteStore
 
     return ReadOnlySqliteStore(path)
 

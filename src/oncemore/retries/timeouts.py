@@ -14,7 +14,7 @@ from contextvars import copy_context
 
 from oncemore import clock as clocks
 from oncemore.errors import AttemptTimeout
-from oncemore.log.interrupt_shield import InterruptShield
+from oncemore.log.group_commit import InterruptShield
 from oncemore.retries.deadlines import AbandonedCall, timeout_error
 
 TYPE_CHECKING = False

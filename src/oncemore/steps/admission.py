@@ -13,8 +13,7 @@ from oncemore.artifacts.artifact import tag_artifact
 from oncemore.control.model import APPROVAL_NEEDED, find_objection
 from oncemore.limits import breaker_step, cooldown_step
 from oncemore.limits.breaker import CIRCUIT_OPEN
-from oncemore.log.attempt_transitions import end_attempt
-from oncemore.log.record import RecordChange
+from oncemore.log.record import RecordChange, end_attempt
 from oncemore.policy.closing import close_run, closing_proof
 from oncemore.steps import refusals, transitions
 from oncemore.steps.ops import (

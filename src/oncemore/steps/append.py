@@ -15,15 +15,15 @@ from oncemore._values import Value, make
 from oncemore.artifacts.store import reference_entity
 from oncemore.control.model import SWITCHES_ENTITY
 from oncemore.errors import StoreError
-from oncemore.log.entry_codec import decode_head
-from oncemore.log.head_access import (
+from oncemore.log.entry_codec import (
     ARTIFACT,
     CHECKPOINT,
     build_event_write,
     build_write,
+    decode_head,
     was_notified_already,
 )
-from oncemore.log.interrupt_shield import InterruptShield
+from oncemore.log.group_commit import InterruptShield
 from oncemore.log.record import NOWHERE, ArtifactRecord, EventRecord, RecordChange, RunRecord
 from oncemore.log.store import Batch, Conflict, JoinedWriteFailed, Stored
 from oncemore.steps.ops import LoadedHead, VoidClaim

@@ -8,8 +8,7 @@ from oncemore._driver import run_script, run_script_async
 from oncemore.artifacts.artifact import reference_to_artifact
 from oncemore.artifacts.store import make_reference, reference_entity
 from oncemore.errors import Cancelled, LeaseLost, StoreError, UsageError
-from oncemore.log.entry_codec import read_body
-from oncemore.log.head_access import CHECKPOINT, load_head
+from oncemore.log.entry_codec import CHECKPOINT, load_head, read_body
 from oncemore.log.record import RecordChange
 from oncemore.log.tagged_json import untag_value
 from oncemore.steps.append import append_change, append_change_async, run_in_thread

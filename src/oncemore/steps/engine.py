@@ -31,7 +31,7 @@ from oncemore.limits.budget_step import UnsavedEarnings
 from oncemore.limits.concurrency import ConcurrencyLimits
 from oncemore.limits.shared_breaker import BreakerCache
 from oncemore.log.encryption import BodyCipher
-from oncemore.log.interrupt_shield import InterruptShield
+from oncemore.log.group_commit import InterruptShield
 from oncemore.maintenance.size_warning import DEFAULT_LIMITS, SizeLimits, SizeMonitor
 from oncemore.policy.canonical_json import normalize_name
 from oncemore.steps.entered_engine import enter_engine, leave_engine
@@ -255,7 +255,7 @@ class Engine:
 
     def describe_store(self) -> StoreFacts:
         """Return the engine of the store, its address and its durability."""
-        return self.store.describe_store()
+        return self.store.open_maintenance().describe_store()
 
     def acknowledge(self, *, reason: str, by: str | None = None) -> None:
         """Accept a copied or restored store, after checking which work may be done twice."""

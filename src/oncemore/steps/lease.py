@@ -23,7 +23,7 @@ from oncemore._ids import new_nonce, new_uuid7
 from oncemore.config import HEARTBEATS_PER_LEASE, LEASE_S
 from oncemore.errors import StoreError
 from oncemore.log.entry_codec import decode_head, encode_entry
-from oncemore.log.interrupt_shield import InterruptShield
+from oncemore.log.group_commit import InterruptShield
 from oncemore.log.record import NOWHERE, RecordChange, WorkerRecord
 from oncemore.log.store import Batch, EntryWrite, HeadIndex, Stored
 

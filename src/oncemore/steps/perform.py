@@ -17,8 +17,8 @@ from oncemore.errors import LeaseLost, UsageError
 from oncemore.limits import budget_step
 from oncemore.limits.breaker import run_limit_script, run_limit_script_async
 from oncemore.limits.shared_rate import RateLimiter
-from oncemore.log.head_access import load_head
-from oncemore.log.interrupt_shield import InterruptShield
+from oncemore.log.entry_codec import load_head
+from oncemore.log.group_commit import InterruptShield
 from oncemore.retries import deadlines
 from oncemore.retries.loop import ENDS, CallFunction
 from oncemore.steps.append import append_change, append_change_async, run_in_thread

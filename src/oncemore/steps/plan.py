@@ -14,7 +14,7 @@ from oncemore.artifacts.artifact import CURRENT_READER, Artifact
 from oncemore.audit.error_record import error_to_record
 from oncemore.classifiers.classify import classify, ensure_plugins_loaded
 from oncemore.errors import CircuitOpen, CoolingDown, Deferred, Error, InProgress, StoreError
-from oncemore.log import result_codec
+from oncemore.log import entry_codec, result_codec
 from oncemore.log.tagged_json import NotEncodable
 from oncemore.policy.model import Failure
 from oncemore.policy.policy import ESCALATION, policy_name
@@ -184,7 +184,7 @@ def build_plan(options: StepOptions, engine: Engine) -> StepPlan:
         recall_arguments=options.arguments.recall,
         reconcile=options.reconcile,
         has_reconcile=options.reconcile is not None,
-        is_large=result_codec.is_large,
+        is_large=entry_codec.is_large,
         artifact=options.artifact,
         not_applied=options.not_applied,
         repeats_once=options.repeats_once,
@@ -214,7 +214,7 @@ def _make_result_codec(
             raise NotEncodable(
                 f"the step is declared to return the artifact {artifact!r}; it returned {value!r:.80}"
             )
-        if result_codec.is_plain_result(value):
+        if entry_codec.is_plain_result(value):
             return value
         return result_codec.encode_result(value, annotation)
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oncemore.errors import StoreError
-from oncemore.log.head_access import build_write, load_head
-from oncemore.log.interrupt_shield import InterruptShield
+from oncemore.log.entry_codec import build_write, load_head
+from oncemore.log.group_commit import InterruptShield
 from oncemore.log.record import NOWHERE, RecordChange, RecordedPolicy
 from oncemore.log.store import Batch
 from oncemore.policy.canonical_json import canonical_digest

@@ -25,7 +25,7 @@ from oncemore.errors import (
     StoreError,
     UsageError,
 )
-from oncemore.log.head_access import load_head
+from oncemore.log.entry_codec import load_head
 from oncemore.log.record import NOWHERE
 from oncemore.open_engine import find_engine
 from oncemore.policy.canonical_json import run_seed

@@ -28,8 +28,8 @@ from oncemore import clock as clocks
 from oncemore._driver import OperationTable, run_script, run_script_async
 from oncemore._values import Value
 from oncemore.errors import LeaseLost, UsageError
-from oncemore.log.head_access import load_head
-from oncemore.log.interrupt_shield import InterruptShield
+from oncemore.log.entry_codec import load_head
+from oncemore.log.group_commit import InterruptShield
 from oncemore.log.record import ArtifactRecord, EventRecord
 from oncemore.steps.ops import TransactionOutcome
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore._values import make
 from oncemore.control.model import APPROVAL_NEEDED, ApprovalRequest
-from oncemore.log.attempt_transitions import begin_attempt, end_attempt
-from oncemore.log.record import RecordChange, RunRecord
+from oncemore.log.record import RecordChange, RunRecord, begin_attempt, end_attempt
 from oncemore.policy.canonical_json import run_seed
 from oncemore.policy.closing import POISON, close_run, closing_proof
 from oncemore.policy.decide import Situation, decide_retry

@@ -19,9 +19,8 @@ from oncemore._ids import new_uuid7
 from oncemore.errors import StoreError
 from oncemore.limits.breaker import CIRCUIT_OPEN
 from oncemore.limits.cooldown_rules import ResourceRecord
-from oncemore.log.entry_codec import decode_head
-from oncemore.log.head_access import build_write, load_head
-from oncemore.log.interrupt_shield import InterruptShield
+from oncemore.log.entry_codec import build_write, decode_head, load_head
+from oncemore.log.group_commit import InterruptShield
 from oncemore.log.record import NOWHERE, JobRecord, RecordChange
 from oncemore.log.store import Batch, Stored
 from oncemore.steps.context import CONTEXT

@@ -11,7 +11,7 @@ from _queue import SimpleQueue
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from oncemore.log.interrupt_shield import InterruptShield
+from oncemore.log.group_commit import InterruptShield
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -34,7 +34,7 @@ from oncemore.errors import (
     StoreError,
     UsageError,
 )
-from oncemore.log.head_access import load_head
+from oncemore.log.entry_codec import load_head
 from oncemore.steps.context import CONTEXT, CallContext
 from oncemore.steps.decorator import known_step
 from oncemore.steps.engine import log

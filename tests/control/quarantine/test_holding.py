@@ -362,7 +362,7 @@ def test_an_item_whose_evidence_was_pruned_is_still_listed() -> None:
     with oncemore.open("memory:") as engine:
         doubtful.run(1)
         (item,) = engine.quarantine
-        engine.store.prune_bodies({item.entity: item.version + 1})
+        engine.store.open_maintenance().prune_bodies({item.entity: item.version + 1})
         (pruned,) = engine.quarantine
         assert (pruned.id, pruned.error) == (item.id, {})
         assert engine.quarantine.show(pruned).proof is None

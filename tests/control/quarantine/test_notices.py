@@ -371,7 +371,7 @@ def test_of_two_relays_that_give_events_up_at_once_both_know_why() -> None:
 
 def given_up(start: Any) -> tuple[Any, Any]:
     """Return a courier and the write by which it gives an event up, undone."""
-    from oncemore.log.head_access import load_head
+    from oncemore.log.entry_codec import load_head
     from oncemore.log.record import EventRecord, RecordChange
     from oncemore.messaging.delivery import change_state
     from oncemore.steps.ops import AppendChange
@@ -416,7 +416,7 @@ def test_a_notice_that_somebody_else_has_just_written_is_no_reason_to_forget_why
         made = of(engine, *told_)
         if first and first.pop():  # in between somebody writes the very same notice
             other = start()
-            from oncemore.log.head_access import build_event_write
+            from oncemore.log.entry_codec import build_event_write
             from oncemore.log.store import Batch
 
             other.store.append(Batch(tuple(build_event_write(each, 1.0) for each in made[1]))).wait()
@@ -434,7 +434,7 @@ def test_a_notice_that_somebody_else_has_just_written_is_no_reason_to_forget_why
 
 
 def test_a_file_is_set_aside_though_somebody_else_has_just_written_its_notice() -> None:
-    from oncemore.log.head_access import build_event_write
+    from oncemore.log.entry_codec import build_event_write
     from oncemore.log.store import Batch
     from tests.artifacts.conftest import alter
 

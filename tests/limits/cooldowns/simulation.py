@@ -6,7 +6,7 @@ from typing import Any
 
 from oncemore.limits.cooldown_rules import CooldownSchedule, ResourceRecord
 from oncemore.limits.cooldown_step import CooldownCall
-from oncemore.log.head_access import load_head
+from oncemore.log.entry_codec import load_head
 from tests.crash.simulation import ENTITY, StepSimulation
 
 COOLDOWN = CooldownCall("p", "step", "A", CooldownSchedule(), lambda error: error.get("type", ""))

@@ -9,14 +9,8 @@ import pytest
 from hypothesis import given
 
 from oncemore.log import result_codec
-from oncemore.log.result_codec import (
-    PLAIN_TEXT_LENGTH,
-    decode_result,
-    encode_result,
-    is_large,
-    is_plain_result,
-    result_value,
-)
+from oncemore.log.entry_codec import PLAIN_TEXT_LENGTH, is_large, is_plain_result
+from oncemore.log.result_codec import decode_result, encode_result, result_value
 from oncemore.log.tagged_json import NotEncodable
 from tests.log.codec.test_tagged import same, values
 

@@ -448,7 +448,7 @@ def test_a_dead_event_with_a_pruned_body_is_listed(engine: oncemore.Engine) -> N
     give("a", ["x"])
     relay = relay_of(engine, Consumer({("x", 0): NEVER}))
     relay.run_once()
-    engine.store.prune_bodies({f"event/{only(engine).event_id}": 10})
+    engine.store.open_maintenance().prune_bodies({f"event/{only(engine).event_id}": 10})
     (letter,) = relay.dead_letters()
     assert (letter.reason, letter.error) == ("not_retryable", {})
 
@@ -465,7 +465,7 @@ def test_an_event_with_a_large_or_pruned_payload_is_dead_before_it_is_sent(engin
 
     large("a")
     pruned = next(event for event in events(engine).values() if event.topic == "pruned")
-    engine.store.prune_bodies({f"event/{pruned.event_id}": 2})
+    engine.store.open_maintenance().prune_bodies({f"event/{pruned.event_id}": 2})
     consumer = Consumer()
     relay = relay_of(engine, consumer, max_bytes=1000)
     assert relay.run_once() == DeliveryStats(delivered=1, dead=2)

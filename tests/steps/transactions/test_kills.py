@@ -62,7 +62,7 @@ class Scene:
         with psycopg.connect(self.server) as connection:
             assert Counter(n for (n,) in connection.execute("SELECT n FROM orders")) == every
         with oncemore.open(self.folder / "log.db") as engine:
-            beside = engine.store._read_rows("SELECT n FROM orders")  # type: ignore[attr-defined]
+            beside = engine.store.query_rows("SELECT n FROM orders")  # type: ignore[attr-defined]
             assert Counter(n for (n,) in beside) == every
             assert len(list(engine.store.list_heads(HeadQuery("event", limit=10_000)))) == 3 * last
             verify_chain(engine.store.read_entries())

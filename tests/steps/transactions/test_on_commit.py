@@ -54,7 +54,7 @@ class Beside:
 def beside(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Beside]:
     if request.param == "sqlite":
         with oncemore.open(tmp_path / "log.db") as engine:
-            read: Any = engine.store._read_rows  # type: ignore[attr-defined]
+            read: Any = engine.store.query_rows  # type: ignore[attr-defined]
             yield Beside(engine, read, "?")
         return
     server = request.getfixturevalue("server")

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore.errors import StoreError
 from oncemore.log.nats import messages
-from oncemore.log.nats.batching import BatchQueue
-from oncemore.log.nats.guards import GuardReader, is_unchanged
+from oncemore.log.nats.guards import BatchQueue, GuardReader, is_unchanged
 from oncemore.log.nats.messages import HEAD_ONLY, TOMBSTONE
 from oncemore.log.nats.reader import EntityPosition
 from oncemore.log.nats.replies import NoServerReply, PublishReply, parse_publish_reply

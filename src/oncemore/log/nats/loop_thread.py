@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from oncemore.errors import StoreError, UsageError
-from oncemore.log.interrupt_shield import InterruptShield
+from oncemore.log.group_commit import InterruptShield
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

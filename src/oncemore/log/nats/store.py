@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import time
 import weakref
 from _thread import allocate_lock
@@ -25,28 +24,26 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from oncemore.errors import StoreError, UsageError
-from oncemore.log.group_commit import PendingBatch, wait_in_task, wake_waiters
-from oncemore.log.nats import import_entries, messages
+from oncemore.log.group_commit import PendingBatch
+from oncemore.log.nats import messages
 from oncemore.log.nats.address import parse_address
 from oncemore.log.nats.append import NatsAppender
 from oncemore.log.nats.connection import NatsConnection
-from oncemore.log.nats.prune import MAX_GROUP, NatsPruner
+from oncemore.log.nats.maintenance import NatsMaintenance
 from oncemore.log.nats.queries import HeadProjection
 from oncemore.log.nats.reader import LogPageReader, NatsLog
 from oncemore.log.nats.replies import NoServerReply
 from oncemore.log.nats.server_check import NatsServerInfo, prepare_stream
 from oncemore.log.read_only import ReadOnlyMixin
-from oncemore.log.store import EntitySizes, StorageSpace, check_batch
+from oncemore.log.waiters import wait_in_task, wake_waiters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-    from pathlib import Path
-    from typing import NoReturn
+    from collections.abc import Callable, Coroutine, Iterator
 
     from oncemore.log.nats.append import AppendAttempt
     from oncemore.log.nats.reader import EntityChain
     from oncemore.log.nats.replies import PublishReply
-    from oncemore.log.store import Batch, Conflict, CopyCheck, Entry, Head, HeadQuery, Stored, StoreFacts
+    from oncemore.log.store import Batch, Conflict, Entry, Head, HeadQuery, MaintenanceStore, Stored
 
 POLL_S = 0.03  # how often `wait_for_change` looks
 CLOCK_S = 10.0  # how long the server's time is extrapolated with our own clock
@@ -73,11 +70,12 @@ class NatsStore:
         if not self.creates_stream:
             # A reader loses nothing by weak durability, and an operator wants to see such a store.
             self._address = self._address._replace(unsafe_ok=True)
+        self.display_name = self._address.shown
         self._is_closed = False
         self._reset_state()
         try:
-            self._server: NatsServerInfo = self._connection.run_in_loop(
-                partial(prepare_stream, self._connection, self._log.subjects, self.creates_stream)
+            self.server: NatsServerInfo = self._connection.run_in_loop(
+                partial(prepare_stream, self._connection, self.log.subjects, self.creates_stream)
             )
         # A store that cannot be used must not leave its thread behind.
         except NoServerReply as error:
@@ -90,24 +88,22 @@ class NatsStore:
 
     def _reset_state(self) -> None:
         self._connection = NatsConnection(self._address)
-        self._log = NatsLog(self._connection, messages.log_subjects(self._address.namespace))
-        subjects = self._log.subjects
-        self._projection = HeadProjection(self._connection, subjects.stream, f"{subjects.entities}*")
-        self._appender = NatsAppender(self._log)
-        self._pruner = NatsPruner(self._log, self._projection)
+        self.log = NatsLog(self._connection, messages.log_subjects(self._address.namespace))
+        subjects = self.log.subjects
+        self.projection = HeadProjection(self._connection, subjects.stream, f"{subjects.entities}*")
+        self._appender = NatsAppender(self.log)
         self._last_now = (0.0, 0.0)  # the time that `now` returned last, and our own clock then
         self._clock_lock = allocate_lock()
 
     def reset_after_fork(self) -> None:
         """In a forked child: connect again, and neither use nor close the parent's connection."""
-        _inherited.append((self._connection, self._projection))
+        _inherited.append((self._connection, self.projection))
         self._reset_state()
 
     # Appending
 
     def append(self, batch: Batch) -> PendingBatch:
         """Return a ticket for a batch, which is sent when the ticket is waited for."""
-        check_batch(batch)
         if batch.joined_write is not None:
             raise UsageError("NATS has no tables; on_commit() needs SQLite or PostgreSQL")
         messages.check_batch_size(batch)
@@ -135,7 +131,7 @@ class NatsStore:
                 return None
         except Exception as error:  # noqa: BLE001 - raised to the caller that waits
             op.error = error
-            wake_waiters([op])
+            _wake_caller(op)
             return None
         return self._append_in_task(op, self._appender.append_batch(op.batch))
 
@@ -153,7 +149,7 @@ class NatsStore:
         """Wake the caller of a batch that is stored with unchanged guards; else find the outcome."""
         if is_settled:
             op.answer = self._appender.remember_stored(op.batch, reply.seq)
-            wake_waiters([op])
+            _wake_caller(op)
         else:
             resolving = self._appender.resolve_append(attempt, reply)
             self._connection.create_task(self._append_in_task(op, resolving))
@@ -170,42 +166,43 @@ class NatsStore:
         except Exception as error:  # noqa: BLE001 - raised to the caller that waits
             op.error = error
         finally:
-            wake_waiters([op])
+            _wake_caller(op)
 
     # Reading
 
-    def _run_in_loop(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    def ask_in_loop(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Run a question in the connection's loop, and repeat it until a server answers, for a while."""
         self._check_open()
-        return self._connection.run_in_loop(partial(self._log.ask_with_retries, ask))
+        return self._connection.run_in_loop(partial(self.log.ask_with_retries, ask))
 
     def load_head(self, entity: str) -> Head | None:
         """Return the current state of an entity, from the stream's leader."""
-        head: Head | None = self._run_in_loop(partial(self._log.load_head, entity))
+        head: Head | None = self.ask_in_loop(partial(self.log.load_head, entity))
         return head
 
     def list_heads(self, query: HeadQuery) -> Iterator[Head]:
         """Return the heads that match a query, up to the leader's last message."""
 
         async def ask() -> list[Head]:
-            last_seq = (await self._log.stream_info())["last_seq"]
-            return await self._projection.list_heads(query, last_seq, self._log.load_head)
+            last_seq = (await self.log.stream_info())["last_seq"]
+            return await self.projection.list_heads(query, last_seq, self.log.load_head)
 
-        heads: list[Head] = self._run_in_loop(ask)
+        heads: list[Head] = self.ask_in_loop(ask)
         return iter(heads)
 
     def read_entries(self, entity: str | None = None, after: int = 0) -> Iterator[Entry]:
         """Return entries in order: of one entity after a version, or of all after a sequence."""
         if entity is not None:
-            chain: EntityChain | None = self._run_in_loop(partial(self._log.load_chain, entity))
+            chain: EntityChain | None = self.ask_in_loop(partial(self.log.load_chain, entity))
             entries = [] if chain is None else chain.list_entries(entity)
             return (entry for entry in entries if entry.version > after)
         self._check_open()
         return self._read_all_entries(after)
 
     def _read_all_entries(self, after: int) -> Iterator[Entry]:
-        reader = LogPageReader(self._log, self._projection, after)
-        self._run_in_loop(reader.start_reading)
-        while (page := self._run_in_loop(reader.next_page)) is not None:
+        reader = LogPageReader(self.log, self.projection, after)
+        self.ask_in_loop(reader.start_reading)
+        while (page := self.ask_in_loop(reader.next_page)) is not None:
             yield from page
 
     def now(self) -> float:
@@ -213,10 +210,10 @@ class NatsStore:
 
         It always moves forward, although the next answer may come from a server whose clock is behind.
         """
-        asked_at, server_time = self._log.clock
+        asked_at, server_time = self.log.clock
         if not asked_at or time.monotonic() - asked_at > CLOCK_S:
-            self._run_in_loop(self._log.stream_info)
-            asked_at, server_time = self._log.clock
+            self.ask_in_loop(self.log.stream_info)
+            asked_at, server_time = self.log.clock
         # Several threads may ask at once; each must see a later time than the one before.
         with self._clock_lock:
             ticks = time.monotonic()
@@ -229,41 +226,13 @@ class NatsStore:
         """Poll until the log has grown beyond `after`, or until the timeout; return its last sequence."""
         deadline = time.monotonic() + timeout
         while True:
-            last_seq: int = self._run_in_loop(self._log.stream_info)["last_seq"]
+            last_seq: int = self.ask_in_loop(self.log.stream_info)["last_seq"]
             left = deadline - time.monotonic()
             if last_seq > after or left <= 0:
                 return last_seq
             time.sleep(min(POLL_S, left))
 
-    # Pruning, repair and import
-
-    def prune_bodies(self, before: Mapping[str, int]) -> None:
-        """Remove bodies and keep their digests; in groups of 300 entities, each all or none."""
-        names = list(before)
-        for start in range(0, len(names), MAX_GROUP):
-            group = {name: before[name] for name in names[start : start + MAX_GROUP]}
-            self._run_in_loop(partial(self._pruner.prune_bodies, group))
-
-    def drop_entities(self, at: Mapping[str, int]) -> int:
-        """Remove entities that have the given versions, one after the other; return how many."""
-        dropped = 0
-        for entity, version in at.items():
-            # One id for all repetitions of the request, so that a repeated one recognises its tombstone.
-            append_id = secrets.token_hex(16)
-            dropped += self._run_in_loop(partial(self._pruner.drop_entity, entity, version, append_id))
-        return dropped
-
-    def replace_heads(self, heads: Sequence[Head], upto: int) -> int:
-        """Replace heads; in groups of 300, each all or none; return how many."""
-        groups = [heads[start : start + MAX_GROUP] for start in range(0, len(heads), MAX_GROUP)]
-        return sum(self._run_in_loop(partial(self._pruner.replace_heads, group, upto)) for group in groups)
-
-    def import_entries(self, entries: Sequence[Entry], heads: Sequence[Head]) -> None:
-        """Import entries of another log, as one atomic batch of at most 1,000 messages."""
-        self._check_open()
-        self._connection.run_in_loop(partial(import_entries.import_entries, self._log, entries, heads))
-
-    # Workers, facts, maintenance
+    # Workers and maintenance
 
     def register_worker(self, worker: str) -> NatsWorkerLock:
         """Return a lock that holds nothing: other processes see the lease only."""
@@ -273,22 +242,9 @@ class NatsStore:
         """Return False: a closed connection does not prove that a worker is dead."""
         return False
 
-    def describe_store(self) -> StoreFacts:
-        """Return the server's version and the durability that it gives."""
-        return self._server.describe_server(self._address.shown)
-
-    def open_maintenance(self) -> NatsMaintenance:
-        """Return the maintenance interface of this store."""
+    def open_maintenance(self) -> MaintenanceStore:
+        """Return the maintenance operations of this store."""
         return NatsMaintenance(self)
-
-    def stream_info(self) -> dict[str, Any]:
-        """Return the state of the stream, from its leader."""
-        state: dict[str, Any] = self._run_in_loop(self._log.stream_info)
-        return state
-
-    def purge_leftovers(self) -> None:
-        """Purge the messages of guards, the leftovers of dropped entities, and old tombstones."""
-        self._run_in_loop(partial(self._pruner.purge_leftovers, self.now()))
 
     def close(self) -> None:
         """Close the connection after the appends in progress; acknowledged entries stay."""
@@ -302,66 +258,18 @@ class NatsStore:
             raise StoreError(f"{self._address.shown}: the store is closed")
 
 
+def _wake_caller(op: PendingBatch) -> None:
+    """Wake the thread or the task that waits for a batch."""
+    if op.wake_lock is not None:
+        op.wake_lock.release()
+    else:
+        wake_waiters([op])
+
+
 class ReadOnlyNatsStore(ReadOnlyMixin, NatsStore):
     """A store in NATS that is opened for reading: it creates no stream and writes nothing."""
 
     creates_stream = False
-
-    @property
-    def display_name(self) -> str:
-        """The address without its secrets."""
-        return self._address.shown
-
-    def purge_leftovers(self) -> NoReturn:
-        """Raise `StoreError`: purging writes."""
-        self._raise_read_only()
-
-
-class NatsMaintenance:
-    """The maintenance interface of a store in NATS; most of it is up to the server."""
-
-    def __init__(self, store: NatsStore) -> None:
-        self._store = store
-
-    def copy_notice(self) -> str:
-        """Return "": a restored stream cannot be distinguished from the original."""
-        return ""
-
-    def acknowledge_copy(self) -> None:
-        """Do nothing: a copy is never held."""
-
-    def count_entities(self) -> dict[str, EntitySizes]:
-        """Count entities, entries and bytes by kind, by reading the whole log."""
-        sizes: dict[str, EntitySizes] = {}
-        entities: set[str] = set()
-        for entry in self._store.read_entries():
-            kind = entry.entity.partition("/")[0]
-            size = sizes.get(kind, EntitySizes())
-            is_new = entry.entity not in entities
-            entities.add(entry.entity)
-            entry_bytes = len(entry.header) + len(entry.body or b"")
-            sizes[kind] = EntitySizes(size.entities + is_new, size.entries + 1, size.bytes + entry_bytes)
-        return sizes
-
-    def measure_space(self) -> StorageSpace:
-        """Return the size of the stream; the server does not report the free space of its disk."""
-        return StorageSpace(int(self._store.stream_info()["bytes"]))
-
-    def free_bytes(self) -> int:
-        """Return 0: the server does not report it."""
-        return 0
-
-    def checkpoint_wal(self) -> str:
-        """Purge leftovers; there is no write-ahead file."""
-        self._store.purge_leftovers()
-        return ""
-
-    def write_backup(self, to: Path, check: CopyCheck, progress: Callable[[int, int], object]) -> None:
-        """Raise `UsageError` with the commands that back up a stream."""
-        raise UsageError(
-            "a store in NATS is backed up by the server's own tools: nats stream backup; or copied into "
-            "another store: oncemore copy"
-        )
 
 
 _open_stores: weakref.WeakSet[NatsStore] = weakref.WeakSet()

@@ -1,15 +1,25 @@
-"""Connections to a PostgreSQL server: its address, a pool for reading, and the meaning of its errors.
+"""Connections to a PostgreSQL server: its address, a pool for reading, its clock, and its errors.
 
 A password is in the parameters for the driver and nowhere else: an address is shown without it, and the
 driver's message about an unreadable address is not repeated, because it may quote the password.
 
 Connections are in autocommit: each statement is a transaction of its own. Keepalives detect a server that
 disappeared without closing the connection, within half a minute.
+
+**The clock.** A step reads the clock about six times. A round trip each time would be most of the cost of a
+step, and would block the event loop. So the server is asked once a second, and in between its time is
+extrapolated with a clock of this machine that also runs while the machine sleeps.
+
+The reply of the server was correct at some moment between request and reply: at the reply, the server's time
+is that value, or up to a round trip more. An extrapolated time within these bounds is kept. Otherwise the
+nearer bound is used, so that time does not jump with the network; it goes back only if the server's own clock
+went back.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,11 +27,11 @@ from urllib.parse import quote, unquote
 
 from oncemore._values import Value
 from oncemore.errors import MissingExtra, StoreError, UsageError
+from oncemore.log.sqlite.machine import BOOT_CLOCK
 
 try:
     import psycopg
     from psycopg import generators
-    from psycopg.adapt import Dumper
     from psycopg.conninfo import conninfo_to_dict
     from psycopg.errors import error_from_result
     from psycopg.pq import ExecStatus, Format
@@ -39,10 +49,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 __all__ = [
-    "Dumper",
-    "Format",
     "PostgresAddress",
+    "PostgresServer",
     "ReadConnectionPool",
+    "ServerClock",
     "build_store_error",
     "check_server",
     "check_text",
@@ -52,10 +62,11 @@ __all__ = [
     "open_connection",
     "parse_address",
     "psycopg",
-    "read_server_settings",
 ]
 
 OLDEST_SERVER = 14
+#: Interval between two questions for the server's time, in seconds.
+ASK_S = 1.0
 READERS = 8
 #: Limit of connections of a store: the readers, one that appends, one that notifies, one that listens, and
 #: one for rare operations (opening, maintenance).
@@ -164,26 +175,32 @@ def open_connection(where: PostgresAddress) -> Connection:
     return connection
 
 
-def read_server_settings(connection: Connection) -> dict[str, str]:
-    """Return the settings of the server that decide whether it can hold a store."""
+class PostgresServer(Value):
+    """A checked server: its version, settings that weaken its durability, and the lack of a standby."""
+
+    version: str
+    weaknesses: tuple[str, ...]
+    lacks_standby: bool
+
+
+def check_server(where: PostgresAddress, connection: Connection) -> PostgresServer:
+    """Return the facts of a server; refuse one that is too old, or a database that is not in UTF8."""
     names = (
         *("server_version", "server_version_num", "server_encoding", "fsync", "full_page_writes"),
         *("data_sync_retry", "synchronous_standby_names"),
     )
     row = connection.execute(f"select {','.join(f'current_setting({name!r})' for name in names)}".encode())
-    return dict(zip(names, row.fetchone() or (), strict=True))
-
-
-def check_server(where: PostgresAddress, settings: dict[str, str]) -> None:
-    """Refuse a server that is too old, or a database that is not in UTF8."""
+    settings: dict[str, str] = dict(zip(names, row.fetchone() or (), strict=True))
+    version = settings["server_version"]
     if int(settings["server_version_num"]) < OLDEST_SERVER * 10_000:
-        raise StoreError(
-            f"{where.shown} is PostgreSQL {settings['server_version']}; {OLDEST_SERVER} or newer is needed"
-        )
+        raise StoreError(f"{where.shown} is PostgreSQL {version}; {OLDEST_SERVER} or newer is needed")
     if settings["server_encoding"] != "UTF8":
         raise StoreError(
             f"{where.shown} stores text as {settings['server_encoding']}; create a database in UTF8"
         )
+    unsafe = (("fsync", "off"), ("full_page_writes", "off"), ("data_sync_retry", "on"))
+    weaknesses = tuple(f"{name}={bad}" for name, bad in unsafe if settings[name] == bad)
+    return PostgresServer(version.split(" ")[0], weaknesses, not settings["synchronous_standby_names"])
 
 
 def close_connection(connection: Connection | None) -> None:
@@ -227,7 +244,11 @@ def check_text(*texts: str) -> None:
 
 
 def execute_prepared(connection: Connection, name: bytes, values: Sequence[bytes | None]) -> PGresult:
-    """Run a prepared statement and return its result; a cursor would cost more than the statement."""
+    """Run a prepared statement and return its result.
+
+    A cursor costs the client 1.7 times as much (70 instead of 42 µs to load a head). `pgconn.exec_prepared`
+    costs less (27 µs), but a Ctrl-C would wait for the server. This is the one use of `psycopg.generators`.
+    """
     connection.pgconn.send_query_prepared(name, values, [1] * len(values), Format.BINARY)
     results: list[PGresult] = connection.wait(generators.execute(connection.pgconn))
     for result in results:  # the server may report the end of the session after the result
@@ -248,7 +269,10 @@ def _execute_preparing(
 
 
 class ReadConnectionPool:
-    """A pool of connections for reading, with at most `READERS` in use at a time."""
+    """A pool of connections for reading, with at most `READERS` in use at a time.
+
+    With `psycopg_pool` loading a head takes a third more processor time, and half as long again.
+    """
 
     def __init__(self, where: PostgresAddress) -> None:
         self._where = where
@@ -312,3 +336,38 @@ class ReadConnectionPool:
         with suppress(IndexError):
             while True:
                 close_connection(self._idle.pop())
+
+
+class ServerClock:
+    """The clock of a server, extrapolated between requests."""
+
+    def __init__(self, ask: Callable[[], float]) -> None:
+        self._ask = ask
+        # The local time and the server's time at the same moment; None before the first request.
+        self._known: tuple[float, float] | None = None
+        self._asking = threading.Lock()
+
+    def now(self) -> float:
+        """Return the server's time; ask the server once a second, in one thread at a time."""
+        known = self._known
+        local = time.clock_gettime(BOOT_CLOCK)
+        if known is not None:
+            # If another thread is asking, the extrapolated time is good enough.
+            if local - known[0] < ASK_S or not self._asking.acquire(blocking=False):
+                return known[1] + local - known[0]
+        else:
+            self._asking.acquire()
+        try:
+            self._known = known = self._ask_server(self._known)
+        finally:
+            self._asking.release()
+        return known[1] + time.clock_gettime(BOOT_CLOCK) - known[0]
+
+    def _ask_server(self, known: tuple[float, float] | None) -> tuple[float, float]:
+        before = time.clock_gettime(BOOT_CLOCK)
+        server_time = self._ask()
+        after = time.clock_gettime(BOOT_CLOCK)
+        if known is None:
+            return after, server_time
+        extrapolated = known[1] + after - known[0]
+        return after, min(max(extrapolated, server_time), server_time + after - before)

@@ -1,8 +1,8 @@
 """The shared store: a schema in a PostgreSQL server, written through psycopg.
 
 Writes go through one connection per process, in group commits (`log.group_commit`): each is one call of the
-server, and every batch in it is stored or refused by itself. `log.postgres.fast_append` has the call for most
-groups, `log.postgres.writer` the one for the rest and the resolution of lost replies;
+server, and every batch in it is stored or refused by itself. `log.postgres.writer`
+makes the call and resolves lost replies, `log.postgres.statements` has its arguments, and
 `log.postgres.connection` opens the connections. Reads share a small pool.
 
 **Order.** Sequence numbers are drawn when an entry is written and become visible at the commit, and commits
@@ -27,7 +27,7 @@ that a power cut can lose, so it is refused, unless the store is opened with `un
 
 and can then append and prune, but neither change nor delete. It names the owner in its address,
 postgresql://app@host/database?owner=ROLE, unless that is a superuser or a role that it is a member of: a
-schema of any other owner is refused (`log.postgres.owner_check`).
+schema of any other owner is refused (`log.postgres.schema`).
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from oncemore.errors import StoreError, UsageError
 from oncemore.log.group_commit import GroupCommit
-from oncemore.log.postgres import maintenance, owner_check, queries, schema
-from oncemore.log.postgres.clock import ServerClock
+from oncemore.log.postgres import queries, schema
 from oncemore.log.postgres.connection import (
     ReadConnectionPool,
+    ServerClock,
     build_store_error,
     check_server,
     check_text,
@@ -53,20 +53,22 @@ from oncemore.log.postgres.connection import (
     open_connection,
     parse_address,
     psycopg,
-    read_server_settings,
 )
+from oncemore.log.postgres.maintenance import PostgresMaintenance
 from oncemore.log.postgres.notify import ChangeNotifier
-from oncemore.log.postgres.writer import PostgresWriter, read_head, row_to_head, split_groups
+from oncemore.log.postgres.statements import read_head, row_to_head
+from oncemore.log.postgres.writer import PostgresWriter, split_groups
+from oncemore.log.read_only import ReadOnlyMixin
 from oncemore.log.record import NOWHERE
-from oncemore.log.store import Entry, Stored, StoreFacts, check_batch
+from oncemore.log.store import Entry, Stored
 from oncemore.policy.canonical_json import hash_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator
 
     from oncemore.log.group_commit import PendingBatch
-    from oncemore.log.postgres.connection import Connection, Rows
-    from oncemore.log.store import Batch, Head, HeadQuery
+    from oncemore.log.postgres.connection import Connection, PostgresServer, Rows
+    from oncemore.log.store import Batch, Head, HeadQuery, MaintenanceStore
 
 T = TypeVar("T")
 #: Entries that are read at a time.
@@ -110,6 +112,7 @@ class PostgresStore:
         self._schema = schema = self._where.schema if schema is None else schema
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema) or schema.startswith("pg_"):
             raise UsageError(f"{schema!r} is not a schema's name: lower-case letters, digits and _, up to 63")
+        self.display_name = self._where.shown
         self._closed = False
         columns = ", c.".join(queries.HEAD_COLUMNS)
         select_head = (
@@ -119,10 +122,10 @@ class PostgresStore:
         self._select_head = b"oncemore_head", select_head.encode()
         self._worker_locks: weakref.WeakSet[PostgresWorkerLock] = weakref.WeakSet()
         self._reset_state()
-        self._version, self._weaknesses, self._lacks_standby = self._prepare_server()
-        if self._weaknesses and not unsafe_ok:
+        self.server = self._prepare_server()
+        if self.server.weaknesses and not unsafe_ok:
             raise StoreError(
-                f"{self._where.shown} runs with {', '.join(self._weaknesses)}: a power cut could lose "
+                f"{self._where.shown} runs with {', '.join(self.server.weaknesses)}: a power cut could lose "
                 "acknowledged commits. Correct the settings, or open the store with unsafe_ok=True"
             )
         _open_stores.add(self)
@@ -143,11 +146,12 @@ class PostgresStore:
     def append(self, batch: Batch) -> PendingBatch:
         """Submit a batch; waiting for the ticket commits it."""
         # Before the batch joins a group: an invalid name would make the whole statement fail.
-        check_batch(batch)
-        check_text(*batch.guards)
         for write in batch.writes:
             index = write.by
-            check_text(write.entity, index.kind, index.state, index.step, index.worker, index.dataset)
+            texts = (write.entity, index.kind, index.state, index.step, index.worker, index.dataset)
+            check_text(*texts)
+        if batch.guards:
+            check_text(*batch.guards)
         return self._combiner.submit_batch(batch)
 
     def _store_batches(self, ops: list[PendingBatch]) -> None:
@@ -155,7 +159,7 @@ class PostgresStore:
         self._check_open()
         # Before the round trip: the callers of the last commit work while this one is on its way.
         self._combiner.wake_committed()
-        for group in split_groups(ops):
+        for group in split_groups(ops) if len(ops) > 1 else (ops,):
             answers = self._writer.store_batches([op.batch for op in group])
             for op, answer in zip(group, answers, strict=True):
                 if isinstance(answer, Exception):
@@ -201,7 +205,7 @@ class PostgresStore:
             after = getattr(entry, by)
 
     def now(self) -> float:
-        """Return the server's time (`log.postgres.clock`)."""
+        """Return the server's time."""
         self._check_open()
         return self._clock.now()
 
@@ -229,34 +233,7 @@ class PostgresStore:
         ((last,),) = self.query_rows("select {schema}.last_seq()")
         return int(last)
 
-    def prune_bodies(self, before: Mapping[str, int]) -> None:
-        """Delete bodies; keep digests. The files of the server keep the bytes until it vacuums the table."""
-        check_text(*before)
-        self.query_rows(
-            "select {schema}.prune(t.entity, t.before) "
-            "from unnest(%s::text[], %s::bigint[]) t(entity, before)",
-            (list(before), list(before.values())),
-        )
-
-    def drop_entities(self, at: Mapping[str, int]) -> int:
-        """Delete entities that have these versions; only the owner of the schema may."""
-        check_text(*at)
-        rows = self.query_rows(
-            "with gone as (delete from {schema}.head h using unnest(%s::text[], %s::bigint[]) "
-            "t(entity, version) where h.entity = t.entity and h.version = t.version returning h.entity), "
-            "entries as (delete from {schema}.log l using gone g where l.entity = g.entity) "
-            "select count(*) from gone",
-            (list(at), list(at.values())),
-        )
-        return int(rows[0][0])
-
-    def replace_heads(self, heads: Sequence[Head], upto: int) -> int:
-        """Replace heads by ones that were rebuilt from the log; only the owner of the schema may."""
-        return self._run_as_owner(
-            lambda connection: maintenance.replace_heads(connection, self._schema, heads, upto)
-        )
-
-    def _run_as_owner(self, do: Callable[[Connection], T]) -> T:
+    def run_as_owner(self, do: Callable[[Connection], T]) -> T:
         """Run a rare operation in one transaction, on a connection of its own."""
         self._check_open()
         connection: Connection | None = None
@@ -268,12 +245,6 @@ class PostgresStore:
             raise build_store_error(self._where, error) from error
         finally:
             close_connection(connection)
-
-    def import_entries(self, entries: Sequence[Entry], heads: Sequence[Head]) -> None:
-        """Append entries of another log; only the owner of the schema may."""
-        self._run_as_owner(
-            lambda connection: maintenance.import_entries(connection, self._schema, entries, heads)
-        )
 
     def register_worker(self, worker: str) -> PostgresWorkerLock:
         """Register a worker in a table of the store until its lock is closed."""
@@ -292,29 +263,14 @@ class PostgresStore:
         rows = self.query_rows("select left_at is not null from {schema}.worker where name = %s", (worker,))
         return bool(rows and rows[0][0])
 
-    def describe_store(self) -> StoreFacts:
-        """Return the version and the durability of the server, and the address without its password."""
-        safe = (
-            "an acknowledged entry survives the death of the process; with sync, the server's crash and "
-            "power loss too, if its disk honours flushes"
-        )
-        weak = f"power loss can take away acknowledged entries: {', '.join(self._weaknesses)}"
-        no_standby = "no synchronous standby: a failover to a replica can lose the last acknowledged entries"
-        return StoreFacts(
-            f"{self._where.shown}?schema={self._schema}",
-            f"PostgreSQL {self._version} (psycopg {psycopg.__version__})",
-            weak if self._weaknesses else safe,
-            (*((weak,) if self._weaknesses else ()), *((no_standby,) if self._lacks_standby else ())),
-        )
-
     def sort_objects(self) -> tuple[list[str], list[str]]:
         """Return foreign objects that affect our tables, and the other tables in the schema."""
-        sql, values = owner_check.find_objects(self._schema)
-        return owner_check.sort_objects(self.query_rows(sql, values))
+        sql, values = schema.find_objects(self._schema)
+        return schema.sort_objects(self.query_rows(sql, values))
 
-    def open_maintenance(self) -> maintenance.PostgresMaintenance:
+    def open_maintenance(self) -> MaintenanceStore:
         """Return the maintenance operations of this store."""
-        return maintenance.PostgresMaintenance(self, self._schema)
+        return PostgresMaintenance(self, self._schema)
 
     def close(self) -> None:
         """Release all resources; acknowledged batches remain stored."""
@@ -334,28 +290,38 @@ class PostgresStore:
         if self._closed:
             raise StoreError(f"{self._where.shown}: the store is closed")
 
-    def _prepare_server(self) -> tuple[str, tuple[str, ...], bool]:
-        """Check the server, create or migrate the schema; return version, weaknesses, lack of a standby."""
+    def _prepare_server(self) -> PostgresServer:
+        """Check the server, and create or migrate the schema."""
         connection: Connection | None = None
         try:
             connection = open_connection(self._where)
-            settings = read_server_settings(connection)
-            check_server(self._where, settings)
+            server = check_server(self._where, connection)
             self._set_up(connection)
+            return server
         except psycopg.Error as error:
             raise build_store_error(self._where, error) from error
         finally:
             close_connection(connection)
-        weak = tuple(
-            f"{name}={bad}"
-            for name, bad in (("fsync", "off"), ("full_page_writes", "off"), ("data_sync_retry", "on"))
-            if settings[name] == bad
-        )
-        return settings["server_version"].split(" ")[0], weak, not settings["synchronous_standby_names"]
 
     def _set_up(self, connection: Connection) -> None:
         """Create or migrate the schema."""
         schema.upgrade_schema(connection, self._where, self._schema)
+
+
+class ReadOnlyPostgresStore(ReadOnlyMixin, PostgresStore):
+    """A store in PostgreSQL that cannot be written; it creates no schema."""
+
+    def __init__(self, url: str) -> None:
+        # An unsafe server is reported by `describe_store`, not refused: an operator must be able to look.
+        super().__init__(url, unsafe_ok=True)
+
+    def _set_up(self, connection: Connection) -> None:
+        """Check that the schema is a store of this format; create nothing."""
+        schema.check_owners(connection, self._where, self._schema)
+        stored_format = schema.schema_format(connection, self._schema)
+        if stored_format is None:
+            raise StoreError(f"{self._where.shown}: there is no store in the schema {self._schema}")
+        schema.check_format(self._where, self._schema, stored_format)
 
 
 def _row_to_entry(row: tuple[Any, ...]) -> Entry:

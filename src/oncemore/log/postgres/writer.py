@@ -1,9 +1,8 @@
 """Writing to PostgreSQL: a group of batches as one call, and the resolution of a lost reply.
 
 One call of the server carries a group of batches: one round trip, one commit, one reply per batch. Most
-groups take the fast path (`log.postgres.fast_append`); batches that it did not store, and all other groups,
-go through the server function `append`, because that returns conflicts. Arrays are packed here in the
-server's binary format; the driver's own way costs up to three times the processor time of the call.
+groups take the fast path (`log.postgres.statements`); batches that it did not store, and all other groups, go
+through the server function `append`, because that returns conflicts.
 
 **A lost reply.** If the connection ends before the reply, the statement may have been stored, may still be
 running, or may never have arrived. Reading the head would be a guess, because a running commit is not visible
@@ -16,26 +15,11 @@ proves that the batch was stored.
 from __future__ import annotations
 
 import random
-import struct
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from oncemore._values import make
-from oncemore.log.postgres import fast_append
-from oncemore.log.postgres.arrays import (
-    KINDS,
-    ByteaArray,
-    Float8Array,
-    Int4Array,
-    Int8Array,
-    PackedDumper,
-    TextArray,
-    pack_array,
-    pack_float8,
-    pack_int4,
-    pack_int8,
-    unpack_int8_array,
-)
+from oncemore.log.postgres import statements
 from oncemore.log.postgres.connection import (
     build_store_error,
     close_connection,
@@ -45,10 +29,11 @@ from oncemore.log.postgres.connection import (
     psycopg,
 )
 from oncemore.log.postgres.joined import run_joined_write
-from oncemore.log.store import Conflict, Head, HeadIndex, JoinedWriteFailed, Stored
+from oncemore.log.postgres.statements import APPEND, append_arguments, read_answer
+from oncemore.log.store import Conflict, JoinedWriteFailed, Stored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from psycopg.pq.abc import PGresult
 
@@ -65,89 +50,9 @@ RESOLVE_S = 30.0
 MAX_STATEMENT_BYTES = 16_000_000
 #: Limit of tries of a batch that fails because of concurrent transactions.
 MAX_TRIES = 20
-#: Name and parameter types of the statement that is prepared on the connection; all values are binary.
-APPEND = b"oncemore_append"
-TYPES = (
-    *("int", "int[]", "text[]", "bigint[]", "bytea[]", "bytea[]", "bytea[]", "bytea[]"),
-    *("text[]", "text[]", "float8[]", "text[]", "text[]", "text[]", "int[]", "text[]", "bigint[]", "bool"),
-)
 #: Classes of errors after which each batch of a group is sent by itself: a concurrent transaction was in the
 #: way, or one batch cannot be stored.
 SEND_SINGLY = ("22", "23", "40", "54")
-
-
-def append_arguments(batches: Sequence[Batch]) -> list[bytes]:
-    """Return the arguments of `append`: parallel arrays with an element for each write or guard."""
-    numbered = list(enumerate(batches, 1))
-    write_numbers = [number for number, batch in numbered for _ in batch.writes]
-    writes = [write for batch in batches for write in batch.writes]
-    guards = [(number, *guard) for number, batch in numbered for guard in batch.guards.items()]
-    return [
-        pack_int4(len(batches)),
-        pack_array(Int4Array, [pack_int4(number) for number in write_numbers]),
-        pack_array(TextArray, [write.entity.encode() for write in writes]),
-        pack_array(Int8Array, [pack_int8(write.expect) for write in writes]),
-        pack_array(ByteaArray, [write.hash for write in writes]),
-        pack_array(ByteaArray, [write.header for write in writes]),
-        pack_array(ByteaArray, [write.body for write in writes]),
-        pack_array(ByteaArray, [write.head for write in writes]),
-        pack_array(TextArray, [write.by.kind.encode() for write in writes]),
-        pack_array(TextArray, [write.by.state.encode() for write in writes]),
-        pack_array(
-            Float8Array, [None if write.by.due is None else pack_float8(write.by.due) for write in writes]
-        ),
-        pack_array(TextArray, [write.by.step.encode() for write in writes]),
-        pack_array(TextArray, [write.by.worker.encode() for write in writes]),
-        pack_array(TextArray, [write.by.dataset.encode() for write in writes]),
-        pack_array(Int4Array, [pack_int4(number) for number, _, _ in guards]),
-        pack_array(TextArray, [entity.encode() for _, entity, _ in guards]),
-        pack_array(Int8Array, [pack_int8(version) for _, _, version in guards]),
-        b"\1" if any(batch.sync for batch in batches) else b"\0",
-    ]
-
-
-def _decode_int(value: bytes) -> int:
-    return int.from_bytes(value, "big", signed=True)
-
-
-def _decode_due(value: bytes | None) -> float | None:
-    return None if value is None else float(struct.unpack(">d", value)[0])
-
-
-def _keep_bytes(value: bytes | None) -> bytes | None:
-    return value
-
-
-#: Decoders of the columns of a head, from the entity to the body.
-DECODERS: tuple[Callable[[Any], Any], ...] = (
-    *(bytes.decode, _decode_int, _keep_bytes, _keep_bytes, bytes.decode, bytes.decode, _decode_due),
-    *(bytes.decode, bytes.decode, bytes.decode, _decode_int, _keep_bytes),
-)
-
-
-def row_to_head(row: Sequence[Any]) -> Head:
-    """Return the head in a row of its columns; the body may be left out."""
-    entity, version, own_hash, head, *index, seq = row[:11]
-    return Head(entity, version, own_hash, head, HeadIndex(*index), seq, *row[11:])
-
-
-def read_head(result: PGresult, row: int, first: int = 0) -> Head:
-    """Return the head and body in a row of a binary result, from the column `first` on."""
-    values = [result.get_value(row, column) for column in range(first, first + len(DECODERS))]
-    return row_to_head([decode(value) for decode, value in zip(DECODERS, values, strict=True)])
-
-
-def _read_answer(result: PGresult, row: int) -> Answer:
-    """Return the reply for one batch: the conflict with its head, or the sequence numbers."""
-    value = result.get_value
-    conflicting = value(row, 0)
-    if conflicting is None:
-        seqs = value(row, 1)
-        assert seqs is not None
-        return Stored(unpack_int8_array(seqs))
-    if value(row, 2) is None:
-        return Conflict(conflicting.decode(), None)
-    return Conflict(conflicting.decode(), read_head(result, row, 2))
 
 
 class PostgresWriter:
@@ -156,15 +61,10 @@ class PostgresWriter:
     def __init__(self, where: PostgresAddress, schema: str) -> None:
         self._where = where
         self._connection: Connection | None = None
-        parameters = ",".join(f"${number}" for number in range(1, len(TYPES) + 1))
-        append = (
-            f"prepare {APPEND.decode()}({','.join(TYPES)}) as "  # noqa: S608 - a checked name
-            f"select * from {schema}.append({parameters})"
-        )
-        self._prepare = (append.encode(), *fast_append.prepare_statements(schema))
+        self._prepare = (statements.prepare_append(schema), *statements.prepare_statements(schema))
         self._select_entries = (
             f"select entity, hash, seq from {schema}.log "  # noqa: S608 - a checked name
-            "where (entity, version) in (select * from unnest(%b::text[], %b::bigint[]))"
+            "where (entity, version) in (select * from unnest(%s::text[], %s::bigint[]))"
         ).encode()
 
     def store_batches(self, batches: Sequence[Batch]) -> list[Answer | StoreError | JoinedWriteFailed]:
@@ -185,12 +85,12 @@ class PostgresWriter:
         was_sent  whether they were sent before with an unknown outcome
         """
         tries = 0
-        statement = fast_append.choose_statement(batches) if fast else None
+        statement = statements.choose_statement(batches) if fast else None
         while True:
             tries += 1
             try:
                 if statement is not None:
-                    numbers = fast_append.read_sequence_numbers(
+                    numbers = statements.read_sequence_numbers(
                         self._execute_statement(self._writer_connection(), *statement)
                     )
                     return self._append_remaining(batches, numbers, ends_at, was_sent=was_sent)
@@ -231,8 +131,6 @@ class PostgresWriter:
     def _writer_connection(self) -> Connection:
         if self._connection is None:
             connection = open_connection(self._where)
-            for kind in KINDS:
-                connection.adapters.register_dumper(kind, PackedDumper)
             try:
                 connection.execute("set jit = off")  # for the fast path; `append` sets it itself
                 connection.execute("set lock_timeout = '30s'")
@@ -256,7 +154,7 @@ class PostgresWriter:
 
     def _call_append(self, connection: Connection, batches: list[Batch]) -> list[Answer]:
         result = self._execute_statement(connection, APPEND, append_arguments(batches))
-        return [_read_answer(result, row) for row in range(result.ntuples)]
+        return [read_answer(result, row) for row in range(result.ntuples)]
 
     def _execute_statement(
         self, connection: Connection, name: bytes, values: Sequence[bytes | None]
@@ -271,10 +169,7 @@ class PostgresWriter:
         ]
 
     def _stored_before(self, writes: tuple[EntryWrite, ...]) -> Stored | None:
-        keys = (
-            pack_array(TextArray, [write.entity.encode() for write in writes]),
-            pack_array(Int8Array, [pack_int8(write.expect + 1) for write in writes]),
-        )
+        keys = ([write.entity for write in writes], [write.expect + 1 for write in writes])
         # On the same connection, after the refusal: no running commit can add these versions later.
         rows = self._writer_connection().execute(self._select_entries, keys, binary=True).fetchall()
         stored = {entity: (own_hash, seq) for entity, own_hash, seq in rows}

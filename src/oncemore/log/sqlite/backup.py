@@ -1,4 +1,4 @@
-"""Copies and backups of a SQLite file, and its maintenance.
+"""Copies and backups of a SQLite file, and the files beside it.
 
 **A copy** of a log must not continue by itself: effects of the original since then would happen twice. Three
 facts reveal one, and each is checked when the file is opened:
@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any
 import apsw
 
 from oncemore.errors import InProgress, StoreError, UsageError
-from oncemore.log.sqlite.files import build_store_error, check_links, companions_alone, disk_space_left
+from oncemore.log.sqlite.files import build_store_error, check_links, companions_alone
 from oncemore.log.sqlite.machine import is_unlocked
-from oncemore.log.sqlite.rows import (
+from oncemore.log.sqlite.queries import (
     HEAD_LIST,
     LAST_SEQ,
     SELECT_ENTRIES,
@@ -39,19 +39,17 @@ from oncemore.log.sqlite.rows import (
     row_to_entry,
     row_to_head,
 )
-from oncemore.log.store import EntitySizes, StorageSpace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from oncemore.log.sqlite.machine import FairFileLock
+    from oncemore.log.sqlite.commit import FairFileLock
     from oncemore.log.sqlite.store import SqliteStore
     from oncemore.log.store import CopyCheck
 
 #: Pages that are copied at a time.
 PAGES = 256
-CHECKPOINT_BUSY_MS = 100
 #: Suffixes of the files beside a database: those of SQLite, then ours.
 COMPANIONS = ("-wal", "-shm", "-door", "-reserve", "-workers", "-programs")
 
@@ -60,11 +58,6 @@ TABLES = frozenset({"meta", "head", "log"})
 OBJECTS = "SELECT type, name, tbl_name FROM sqlite_master ORDER BY name"
 
 _PART = re.compile(r"\..+\.[0-9a-f]{8}\.part")
-_ENTITY_SIZES = """
-SELECT substr(entity, 1, instr(entity || '/', '/') - 1), sum(n), sum(m), sum(size) FROM (
-    SELECT entity, 1 n, 0 m, length(head) size FROM head UNION ALL
-    SELECT entity, 0, 1, length(header) + coalesce(length(body), 0) FROM log) GROUP BY 1
-"""
 
 
 def identify_file(connection: apsw.Connection, path: Path, lock: FairFileLock) -> str:
@@ -112,103 +105,59 @@ def format_utc(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-class SqliteMaintenance:
-    """The maintenance of a store in a SQLite file."""
+def write_backup(
+    store: SqliteStore, to: Path, check: CopyCheck, progress: Callable[[int, int], object]
+) -> None:
+    """Copy, mark, check and sync the file of a store, then name the copy; an existing file is kept."""
+    if to.exists():
+        raise UsageError(f"{to} exists; a backup never overwrites, give a new name")
+    part = to.with_name(f".{to.name}.{os.urandom(4).hex()}.part")
+    try:
+        _remove_leftovers(to.parent)
+        file = os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StoreError(f"{to} cannot be written: {error.strerror}") from error
+    try:
+        # The lock tells `_remove_leftovers` that this backup is still running.
+        fcntl.flock(file, fcntl.LOCK_EX)
+        _copy_pages(store, part, progress)
+        _check_copy(part, check)
+        os.fsync(file)
+        _publish_backup(part, to)
+    except apsw.Error as error:
+        raise StoreError(f"{to}: {build_store_error(error, part)}") from error
+    except OSError as error:
+        raise StoreError(f"{to} cannot be written: {error.strerror}") from error
+    finally:
+        for leftover in (part, *part.parent.glob(f"{part.name}-*")):
+            leftover.unlink(missing_ok=True)
+        os.close(file)  # last: closing any descriptor of a file drops SQLite's locks on it
 
-    def __init__(self, store: SqliteStore) -> None:
-        self._store, self._path = store, store.path
 
-    def copy_notice(self) -> str:
-        """Return the reason why the file counts as a copy; empty if it does not."""
-        rows = self._store.query_rows("SELECT value FROM meta WHERE name='copied'")
-        return str(rows[0][0]) if rows else ""
-
-    def acknowledge_copy(self) -> None:
-        """Accept this copy as the store from now on, under a new name."""
-        self._store.run_exclusively(self._rename_store)
-
-    def _rename_store(self, connection: apsw.Connection) -> None:
-        name = os.urandom(16).hex()
-        with connection:
-            connection.execute("UPDATE meta SET value='' WHERE name='copied'")
-            connection.execute("UPDATE meta SET value=? WHERE name='store'", (name,))
-        ((last_seq,),) = fetch_rows(connection, LAST_SEQ)
-        self._store.set_identity(name, last_seq)
-
-    def count_entities(self) -> dict[str, EntitySizes]:
-        """Return the number and size of entities and entries by kind; reads the whole store."""
-        return {kind: EntitySizes(*sizes) for kind, *sizes in self._store.query_rows(_ENTITY_SIZES)}
-
-    def measure_space(self) -> StorageSpace:
-        """Return the sizes of the file and of its write-ahead log, and the free space of the disk."""
-        return StorageSpace(
-            file=_file_size(self._path),
-            wal=_file_size(self._path.with_name(self._path.name + "-wal")),
-            left=disk_space_left(self._path),
-        )
-
-    def free_bytes(self) -> int:
-        """Return the size of the free pages in the file."""
-        ((pages,),) = self._store.query_rows("PRAGMA freelist_count")
-        ((size,),) = self._store.query_rows("PRAGMA page_size")
-        return int(pages) * int(size)
-
-    def checkpoint_wal(self) -> str:
-        """Empty the write-ahead log; return the reason if a reader prevents it, or ""."""
-        return self._store.run_exclusively(_checkpoint_connection)
-
-    def write_backup(self, to: Path, check: CopyCheck, progress: Callable[[int, int], object]) -> None:
-        """Copy, mark, check and sync the file; then give the copy its name. An existing file is kept."""
-        if to.exists():
-            raise UsageError(f"{to} exists; a backup never overwrites, give a new name")
-        part = to.with_name(f".{to.name}.{os.urandom(4).hex()}.part")
-        try:
-            _remove_leftovers(to.parent)
-            file = os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise StoreError(f"{to} cannot be written: {error.strerror}") from error
-        try:
-            # The lock tells `_remove_leftovers` that this backup is still running.
-            fcntl.flock(file, fcntl.LOCK_EX)
-            self._copy_pages(part, progress)
-            _check_copy(part, check)
-            os.fsync(file)
-            _publish_backup(part, to)
-        except apsw.Error as error:
-            raise StoreError(f"{to}: {build_store_error(error, part)}") from error
-        except OSError as error:
-            raise StoreError(f"{to} cannot be written: {error.strerror}") from error
-        finally:
-            for leftover in (part, *part.parent.glob(f"{part.name}-*")):
-                leftover.unlink(missing_ok=True)
-            os.close(file)  # last: closing any descriptor of a file drops SQLite's locks on it
-
-    def _copy_pages(self, part: Path, progress: Callable[[int, int], object]) -> None:
-        """Copy one snapshot of the file, page by page, and mark it; other processes may write meanwhile."""
-        source = self._store.open_reader()
-        copy = apsw.Connection(str(part))
-        try:
-            # One read transaction: without it every commit would restart the backup.
-            source.execute("BEGIN")
-            ((last_seq,),) = fetch_rows(source, LAST_SEQ)
-            with copy.backup("main", source, "main") as backup:
-                while not backup.done:
-                    backup.step(PAGES)
-                    progress(backup.page_count - backup.remaining, backup.page_count)
-            source.execute("ROLLBACK")
-            copy.pragma("journal_mode", "delete")  # a single file, without a write-ahead log
-            reason = (
-                f"it is a backup of {self._path}, taken at {format_utc(self._store.now())}; its last "
-                f"entry is {last_seq}"
-            )
-            with copy:
-                copy.execute("INSERT OR REPLACE INTO meta VALUES ('copied', ?)", (reason,))
-            ((finding,),) = fetch_rows(copy, "PRAGMA integrity_check(1)")
-            if finding != "ok":
-                raise StoreError(f"{self._path} is damaged, so it cannot be backed up: {finding}")
-        finally:
-            copy.close(True)
-            source.close(True)
+def _copy_pages(store: SqliteStore, part: Path, progress: Callable[[int, int], object]) -> None:
+    """Copy one snapshot of the file, page by page, and mark it; other processes may write meanwhile."""
+    source = store.open_reader()
+    copy = apsw.Connection(str(part))
+    try:
+        # One read transaction: without it every commit would restart the backup.
+        source.execute("BEGIN")
+        ((last_seq,),) = fetch_rows(source, LAST_SEQ)
+        with copy.backup("main", source, "main") as backup:
+            while not backup.done:
+                backup.step(PAGES)
+                progress(backup.page_count - backup.remaining, backup.page_count)
+        source.execute("ROLLBACK")
+        copy.pragma("journal_mode", "delete")  # a single file, without a write-ahead log
+        taken_at = format_utc(store.now())
+        reason = f"it is a backup of {store.path}, taken at {taken_at}; its last entry is {last_seq}"
+        with copy:
+            copy.execute("INSERT OR REPLACE INTO meta VALUES ('copied', ?)", (reason,))
+        ((finding,),) = fetch_rows(copy, "PRAGMA integrity_check(1)")
+        if finding != "ok":
+            raise StoreError(f"{store.path} is damaged, so it cannot be backed up: {finding}")
+    finally:
+        copy.close(True)
+        source.close(True)
 
 
 def check_file(path: Path) -> None:
@@ -311,22 +260,6 @@ def _remove_leftovers(folder: Path) -> None:
                 os.close(file)
 
 
-def _checkpoint_connection(connection: apsw.Connection) -> str:
-    # A short wait: a reader may keep its snapshot for hours.
-    connection.set_busy_timeout(CHECKPOINT_BUSY_MS)
-    try:
-        ((busy, pages, moved),) = fetch_rows(connection, "PRAGMA wal_checkpoint(TRUNCATE)")
-    except apsw.BusyError:
-        busy, pages, moved = 1, 0, 0
-    if not busy:
-        return ""
-    return (
-        f"a reader holds a snapshot from before the last entries ({moved} of {pages} pages could be moved): "
-        "a long query, a backup or another program with the file open; the write-ahead log shrinks when the "
-        "reader is done"
-    )
-
-
 def _check_copy(copy: Path, check: CopyCheck) -> None:
     """Call the caller's check with the entries and heads of a copy."""
     connection = apsw.Connection(str(copy), flags=apsw.SQLITE_OPEN_READONLY)
@@ -336,10 +269,3 @@ def _check_copy(copy: Path, check: CopyCheck) -> None:
         check(map(row_to_entry, entries), map(row_to_head, heads))
     finally:
         connection.close(True)
-
-
-def _file_size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

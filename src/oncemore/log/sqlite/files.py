@@ -1,9 +1,14 @@
-"""The files of a SQLite store: their names, links and permissions, and the errors about them.
+"""The files of a SQLite store: their links and permissions, the reserve of disk space, and their errors.
 
 Locks, the write-ahead log and the reserve of a store are found by the name of its database. A file with two
 hard links would have two sets of them, and two processes would do the same work. A symbolic link in the last
 component would let another user choose the file that the store writes. Links in parent folders are resolved,
 because all names that go through them lead to the same folder.
+
+**The reserve.** A disk that is full when an attempt starts does no harm: nothing has happened. One that is
+full when an attempt ends does: the effect exists and cannot be recorded. So the reserve file occupies a
+megabyte. When the disk is full it is deleted, and the results of running attempts are written into the freed
+space; new attempts are refused until the reserve could be allocated again.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,12 +25,19 @@ from oncemore.errors import StoreError
 if TYPE_CHECKING:
     import apsw
 
-#: Size of the reserve file (`log.sqlite.disk_reserve`).
+    from oncemore.log.store import Batch
+
+#: Size of the reserve file.
 RESERVE_BYTES = 1024 * 1024
 #: Free space that new work needs: the reserve, and as much again to write.
 MIN_FREE_BYTES = 2 * RESERVE_BYTES
 #: With less free space than this, an I/O error is reported as a full disk.
 SCARCE_BYTES = 64 * 1024
+
+#: States in which an attempt runs: a batch that leads to one of them needs space for a later batch.
+RUNNING_STATES = ("RUNNING", "SENDING")
+#: Kinds of entities whose final batches may use the reserve.
+RESERVED_KINDS = ("run", "event")
 
 _ADVICE = {
     "BusyError": "another program holds the file",
@@ -43,25 +56,6 @@ def resolve_path(path: str | os.PathLike[str]) -> Path:
     if resolved.is_symlink():
         raise StoreError(f"{resolved} is a symbolic link to {resolved.resolve()}; name the target itself")
     return resolved
-
-
-def file_identity(path: str) -> tuple[int, int] | None:
-    """Return the device and inode of a file, or None if it does not exist or cannot be read."""
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
-
-
-def file_changed(path: Path) -> StoreError:
-    """Return the error for a database that was replaced or deleted while this process had it open."""
-    replaced = file_identity(str(path)) is not None
-    return StoreError(
-        f"{path} was {'replaced by another file' if replaced else 'deleted or moved'} while this process "
-        "had it open: entries written now would be lost, so nothing is acknowledged. Stop all "
-        "processes that use it, put the file back, and start them again"
-    )
 
 
 def companions_alone(path: Path, companions: list[str]) -> StoreError:
@@ -153,3 +147,54 @@ def build_store_error(error: apsw.Error, path: Path) -> str:
     if name == "FullError":
         return f"{disk_full_error(path)} ({type(error).__name__}: {error})"
     return f"{_ADVICE.get(name, 'SQLite refused')} ({name}: {error})"
+
+
+class DiskReserve:
+    """The reserve file of a store."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.is_released = False
+
+    def allocate_file(self) -> bool:
+        """Allocate the file, unless it is allocated; return whether it is."""
+        try:
+            file = open_private(self._path)
+        except OSError:
+            return False
+        try:
+            if os.fstat(file).st_size < RESERVE_BYTES:
+                # Not truncate(): a sparse file would reserve nothing.
+                os.posix_fallocate(file, 0, RESERVE_BYTES)
+        except OSError:
+            self._path.unlink(missing_ok=True)
+            return False
+        finally:
+            os.close(file)
+        self.is_released = False
+        return True
+
+    def release_file(self) -> bool:
+        """Delete the file to free its space; return whether it existed."""
+        self.is_released = True
+        with suppress(OSError):
+            self._path.unlink()
+            return True
+        return False
+
+
+def begins_attempt(batch: Batch) -> bool:
+    """Whether a batch creates an entity or starts an attempt, and does not end another one.
+
+    Such a batch can be refused without loss while the reserve is used up.
+    """
+    starts = any(write.by.state in RUNNING_STATES or not write.expect for write in batch.writes)
+    return starts and not ends_attempt(batch)
+
+
+def ends_attempt(batch: Batch) -> bool:
+    """Whether a batch ends an attempt: its effect has happened, so it must be recorded."""
+    return any(
+        write.expect and write.by.kind in RESERVED_KINDS and write.by.state not in RUNNING_STATES
+        for write in batch.writes
+    )

@@ -1,4 +1,4 @@
-"""Lists of heads in a SQLite file.
+"""The queries of a SQLite store: columns and rows of heads and entries, and lists of heads.
 
 Due heads have an index. The other queries of operators have none, because every write would pay for it: a
 list of the newest heads reads the end of the log backwards, where it usually finds enough, and only then
@@ -9,20 +9,73 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oncemore.log.sqlite.rows import HEAD_COLUMNS, LAST_SEQ
+from oncemore._values import make
+from oncemore.errors import StoreError
+from oncemore.log.record import NOWHERE
+from oncemore.log.store import Entry, Head, HeadIndex
+from oncemore.policy.canonical_json import hash_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import apsw
 
     from oncemore.log.store import HeadQuery
 
     Read = Callable[[str, tuple[Any, ...]], list[tuple[Any, ...]]]
 
+HEAD_COLUMNS = (
+    *("entity", "version", "hash", "head", "kind", "state", "due", "step", "worker", "dataset", "seq"),
+)
+HEAD_LIST = ", ".join(HEAD_COLUMNS)
+LOG_LIST = "seq, entity, version, before, hash, header, body, digest"
+
+#: One head with the body of its last entry.
+SELECT_HEAD = f"SELECT {HEAD_LIST}, (SELECT body FROM log WHERE log.seq=head.seq) FROM head WHERE entity=?"  # noqa: S608
+#: Entries with the hash of the previous entry of their entity.
+SELECT_ENTRIES = f"SELECT {LOG_LIST}, (SELECT hash FROM log p WHERE p.seq=log.before) FROM log"  # noqa: S608
+#: The entries of an entity (?1) from its last back to the version ?2, along their back pointers.
+ENTITY_CHAIN = """
+WITH RECURSIVE chain(at, number, next) AS (
+    SELECT seq, version, before FROM log WHERE seq=(SELECT seq FROM head WHERE entity=?1)
+    UNION ALL SELECT seq, version, before FROM chain JOIN log ON seq=next WHERE number>?2)
+"""
+LAST_SEQ = "SELECT coalesce(max(seq), 0) FROM log"
 #: Number of last entries that are searched before all heads are.
 RECENT_ENTRIES = 20_000
 
 _COLUMNS = ", ".join(f"head.{name}" for name in HEAD_COLUMNS)
 _BODY = "(SELECT body FROM log own WHERE own.seq=head.seq)"
+
+
+def fetch_rows(source: apsw.Connection | apsw.Cursor, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
+    """Return all rows: a cursor that is not exhausted holds its snapshot, and later reads would be stale."""
+    return source.execute(sql, values).fetchall()
+
+
+def row_to_head(row: tuple[Any, ...]) -> Head:
+    """Return the head in a row of `SELECT_HEAD`."""
+    return make(Head, (*row[:4], make(HeadIndex, row[4:10]), *row[10:]))
+
+
+def row_to_entry(row: tuple[Any, ...]) -> Entry:
+    """Return the entry in a row of `SELECT_ENTRIES`."""
+    seq, entity, version, _, own_hash, header, body, stored_digest, prev = row
+    try:
+        # The digest is stored only once the body is pruned.
+        body_digest = hash_bytes(body) if body is not None else stored_digest
+    except TypeError:
+        raise StoreError(f"entry {seq} ({entity}) was altered: its body is not made of bytes") from None
+    return Entry(
+        seq=seq,
+        entity=entity,
+        version=version,
+        prev=prev or NOWHERE,
+        hash=own_hash,
+        header=header,
+        body=body,
+        body_digest=body_digest,
+    )
 
 
 def read_head_rows(query: HeadQuery, read: Read) -> list[tuple[Any, ...]]:

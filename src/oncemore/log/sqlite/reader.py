@@ -3,10 +3,10 @@
 Reads use one read-only connection per thread. Every cursor is exhausted: an open one would hold its snapshot
 and later reads would be stale.
 
-The clock is the kernel's time since boot, set to the wall clock when the first store is opened after a boot,
-and never to less than the stored *mark*: no entry is later than the mark. The writer keeps the mark a few
-seconds ahead, so that it is seldom written. A wall clock that once was ahead leaves the store's clock ahead,
-but the clock never stops or runs backwards.
+The clock (`SqliteStore.now`) is the kernel's time since boot, set to the wall clock when the first store is
+opened after a boot, and never to less than the stored *mark*: no entry is later than the mark. The writer
+keeps the mark a few seconds ahead, so that it is seldom written. A wall clock that once was ahead leaves the
+store's clock ahead, but the clock never stops or runs backwards.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from oncemore.errors import StoreError
 from oncemore.log.record import NOWHERE
 from oncemore.log.sqlite import machine, queries
 from oncemore.log.sqlite.backup import OBJECTS, sort_objects
-from oncemore.log.sqlite.files import build_store_error, file_changed, file_identity, resolve_path
-from oncemore.log.sqlite.rows import (
+from oncemore.log.sqlite.commit import file_changed, file_identity
+from oncemore.log.sqlite.files import build_store_error, resolve_path
+from oncemore.log.sqlite.queries import (
     ENTITY_CHAIN,
     LAST_SEQ,
     LOG_LIST,
@@ -32,7 +33,6 @@ from oncemore.log.sqlite.rows import (
     row_to_head,
 )
 from oncemore.log.sqlite.schema import check_engine, open_connection
-from oncemore.log.store import StoreFacts
 
 if TYPE_CHECKING:
     import os
@@ -58,7 +58,7 @@ class ReaderConnection(threading.local):
 class SqliteReader:
     """A file of a SQLite store, opened for reading.
 
-    `SqliteStore` adds the writing, and `load_head`, because that may use the writer's connection.
+    `SqliteStore` adds the writing, the clock, and `load_head`, because that may use the writer's connection.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -67,7 +67,7 @@ class SqliteReader:
         machine.check_local(self.path, machine.file_system_type(self.path.parent))
         self.name = ""
         self._closed = False
-        self._file = str(self.path)
+        self._file = self.display_name = str(self.path)
         self._identity: tuple[int, int] | None = None  # device and inode; None: not known yet
         self._wall_at_boot = 0.0
         self._readers = ReaderConnection()
@@ -95,7 +95,8 @@ class SqliteReader:
     def _store_error(self, error: apsw.Error) -> StoreError:
         return StoreError(f"{self.path}: {build_store_error(error, self.path)}")
 
-    def _read_rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    def query_rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of a statement, read on the connection of this thread."""
         self._check_open()
         reader = self._readers
         try:
@@ -111,7 +112,7 @@ class SqliteReader:
 
     def list_heads(self, query: HeadQuery) -> Iterator[Head]:
         """Return the heads that match a query."""
-        return (row_to_head(row) for row in queries.read_head_rows(query, self._read_rows))
+        return (row_to_head(row) for row in queries.read_head_rows(query, self.query_rows))
 
     def read_entries(self, entity: str | None = None, after: int = 0) -> Iterator[Entry]:
         """Return entries in order: of one entity after a version, or of all entities after a `seq`."""
@@ -119,7 +120,7 @@ class SqliteReader:
 
     def _all_entries(self, after: int) -> Iterator[Entry]:
         # Page by page, because an open statement would hold its snapshot while the caller works.
-        while rows := self._read_rows(f"{SELECT_ENTRIES} WHERE seq>? ORDER BY seq LIMIT ?", (after, PAGE)):
+        while rows := self.query_rows(f"{SELECT_ENTRIES} WHERE seq>? ORDER BY seq LIMIT ?", (after, PAGE)):
             yield from map(row_to_entry, rows)
             after = rows[-1][0]
 
@@ -128,42 +129,21 @@ class SqliteReader:
         sql = f"{ENTITY_CHAIN} SELECT {LOG_LIST} FROM chain JOIN log ON seq=at"  # noqa: S608
         # One row more than asked for: it has the previous hash of the first entry.
         prev = NOWHERE
-        for row in reversed(self._read_rows(sql, (entity, after))):
+        for row in reversed(self.query_rows(sql, (entity, after))):
             if row[2] > after:
                 yield row_to_entry((*row, prev))
             prev = row[4]
-
-    def now(self) -> float:
-        """Return the time since boot, added to the wall-clock time of the boot."""
-        return self._wall_at_boot + machine.seconds_since_boot()
 
     def wait_for_change(self, after: int, timeout: float) -> int:
         """Wait until the log has grown; polls, because other processes write without notifying."""
         ends_at = time.monotonic() + timeout
         while True:
-            ((last_seq,),) = self._read_rows(LAST_SEQ)
+            ((last_seq,),) = self.query_rows(LAST_SEQ)
             left = ends_at - time.monotonic()
             if last_seq > after or left <= 0:
                 return int(last_seq)
             # The last seq is one lookup in an index, so polling is cheap.
             time.sleep(min(POLL_S, left))
-
-    def describe_store(self) -> StoreFacts:
-        """Return the version of the engine, and the durability of an acknowledged entry."""
-        return StoreFacts(
-            f"sqlite:///{self.path}",
-            f"SQLite {apsw.sqlite_lib_version()} (apsw {apsw.apsw_version()}), WAL",
-            "an acknowledged entry survives the death of the process; with sync, power loss too, "
-            "if the disk honours flushes",
-            (
-                f"file system: {machine.file_system_type(self.path.parent) or 'unknown'}",
-                f"clock: {self.now() - time.time():+.0f} s from the wall clock",
-            ),
-        )
-
-    def query_rows(self, sql: str) -> list[tuple[Any, ...]]:
-        """Return the rows of a read-only statement."""
-        return self._read_rows(sql)
 
     def open_reader(self) -> apsw.Connection:
         """Return a new read-only connection; the caller closes it."""
@@ -172,4 +152,4 @@ class SqliteReader:
 
     def sort_objects(self) -> tuple[list[str], list[str]]:
         """Return foreign objects that affect the store's tables, and other tables in the file."""
-        return sort_objects(self._read_rows(OBJECTS))
+        return sort_objects(self.query_rows(OBJECTS))

@@ -12,7 +12,7 @@ from oncemore.errors import StoreError
 from oncemore.log.entry_codec import unreadable_format
 from oncemore.log.sqlite import machine
 from oncemore.log.sqlite.backup import check_objects
-from oncemore.log.sqlite.rows import fetch_rows
+from oncemore.log.sqlite.queries import fetch_rows
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,8 +1,8 @@
 """The embedded store: one SQLite file in WAL mode, written through apsw.
 
 Writes go through one connection per process, in group commits (`log.group_commit`). Each is one
-`BEGIN IMMEDIATE … COMMIT` under the store's lock file (`log.sqlite.machine`), in which every batch is a
-compare-and-set of its own (`log.sqlite.batch_writes`). A commit is synced if one of its batches asks for it.
+`BEGIN IMMEDIATE … COMMIT` under the store's lock file, in which every batch is a compare-and-set of its own
+(`log.sqlite.commit`). A commit is synced if one of its batches asks for it.
 
 A storage error is fail-stop: the transaction is rolled back, no caller in it gets `Stored`, and the
 connection is closed; the next batch opens a new one. After a fork the child does not touch the inherited
@@ -12,6 +12,7 @@ connections (closing them would drop the parent's locks) and opens its own.
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,24 +20,33 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import apsw
 
 from oncemore.errors import StoreError, UsageError
-from oncemore.log.group_commit import GroupCommit
-from oncemore.log.interrupt_shield import InterruptShield
-from oncemore.log.sqlite import machine, maintenance, schema
-from oncemore.log.sqlite.backup import SqliteMaintenance, check_file, identify_file
-from oncemore.log.sqlite.batch_writes import apply_batches, is_single_write, store_single_write
-from oncemore.log.sqlite.disk_reserve import DiskReserve, begins_attempt, ends_attempt
-from oncemore.log.sqlite.files import disk_full_error, file_changed, file_identity
+from oncemore.log.entry_codec import unreadable_format
+from oncemore.log.group_commit import GroupCommit, InterruptShield
+from oncemore.log.read_only import ReadOnlyMixin
+from oncemore.log.sqlite import machine, schema
+from oncemore.log.sqlite.backup import check_file, identify_file
+from oncemore.log.sqlite.commit import (
+    ALONE,
+    apply_batches,
+    file_changed,
+    file_identity,
+    store_lock,
+    store_single_write,
+)
+from oncemore.log.sqlite.files import DiskReserve, begins_attempt, disk_full_error, ends_attempt
+from oncemore.log.sqlite.machine import BOOT_CLOCK
+from oncemore.log.sqlite.maintenance import SqliteMaintenance
+from oncemore.log.sqlite.queries import LAST_SEQ, SELECT_HEAD, fetch_rows, row_to_head
 from oncemore.log.sqlite.reader import ReaderConnection, SqliteReader
-from oncemore.log.sqlite.rows import LAST_SEQ, SELECT_HEAD, fetch_rows, row_to_head
-from oncemore.log.store import JoinedWriteFailed, Stored, check_batch
+from oncemore.log.store import JoinedWriteFailed, Stored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from oncemore.log.group_commit import PendingBatch
-    from oncemore.log.sqlite.batch_writes import Answer
+    from oncemore.log.sqlite.commit import Answer
     from oncemore.log.sqlite.machine import SqliteWorkerLock
-    from oncemore.log.store import Batch, Entry, Head
+    from oncemore.log.store import Batch, Head, MaintenanceStore
 
 T = TypeVar("T")
 #: How far the stored clock mark is ahead of the clock, in seconds.
@@ -72,7 +82,7 @@ class SqliteStore(SqliteReader):
         self._readers = ReaderConnection()
         self._commits = 0
         self._combiner = GroupCommit(self._store_batches)
-        self._lock = machine.store_lock(self.path)
+        self._lock = store_lock(self.path)
         self._synced: bool | None = None  # the connection's setting of synchronous; None: not set yet
         self._worker_locks: list[SqliteWorkerLock] = []
 
@@ -83,10 +93,6 @@ class SqliteStore(SqliteReader):
 
     def append(self, batch: Batch) -> PendingBatch:
         """Submit a batch; waiting for the ticket commits it."""
-        writes, guards, *_ = batch
-        # A lone write without a guard on its own entity cannot contradict itself: no check needed.
-        if len(writes) != 1 or (guards and writes[0].entity in guards):
-            check_batch(batch)
         return self._combiner.submit_batch(batch)
 
     def _store_batches(self, group: list[PendingBatch]) -> None:
@@ -126,19 +132,21 @@ class SqliteStore(SqliteReader):
     def _commit_batches(self, group: list[PendingBatch]) -> None:
         """Store batches in one transaction; after an error nothing is kept, not even the connection."""
         lock, answers = self._lock, _NO_ANSWERS
+        lone = group[0].batch if len(group) == 1 else None
         try:
             lock.acquire_lock(self._combiner.wake_committed)
             try:
                 if (
-                    len(group) == 1
-                    and is_single_write(group[0].batch)
-                    and machine.seconds_since_boot() <= self._mark
+                    lone is not None
+                    and len(lone.writes) == 1
+                    and len(lone.guards) < 2
+                    and lone.joined_write is None
+                    and time.clock_gettime(BOOT_CLOCK) <= self._mark
                 ):
                     # The common case: one call of the engine carries the whole transaction.
-                    batch = group[0].batch
-                    cursor = self._writer_cursor(sync=batch.sync)
+                    cursor = self._writer_cursor(sync=lone.sync)
                     self._combiner.wake_committed()
-                    answers = (store_single_write(cursor, batch),)
+                    answers = (store_single_write(cursor, lone, ALONE),)
                 elif group:
                     answers = self._store_group([pending.batch for pending in group])
             finally:
@@ -166,7 +174,7 @@ class SqliteStore(SqliteReader):
         cursor = self._writer_cursor(sync=any(batch.sync for batch in batches))
         cursor.execute("BEGIN IMMEDIATE")
         answers = apply_batches(cursor, batches)
-        moves_mark = machine.seconds_since_boot() > self._mark
+        moves_mark = time.clock_gettime(BOOT_CLOCK) > self._mark
         if moves_mark:
             self._advance_clock_mark(cursor)
         self._combiner.wake_committed()
@@ -193,7 +201,7 @@ class SqliteStore(SqliteReader):
 
     def _advance_clock_mark(self, cursor: apsw.Cursor) -> None:
         """Store a new mark ahead of the clock; the statement keeps a later mark of another process."""
-        mark = machine.seconds_since_boot() + self._ahead
+        mark = time.clock_gettime(BOOT_CLOCK) + self._ahead
         cursor.execute(_WRITE_MARK, (self._wall_at_boot + mark,))
         self._mark = mark
 
@@ -204,11 +212,15 @@ class SqliteStore(SqliteReader):
         if writer is not None:
             writer.connection.close(True)
 
+    def now(self) -> float:
+        """Return the time since boot, added to the wall-clock time of the boot."""
+        return self._wall_at_boot + time.clock_gettime(BOOT_CLOCK)
+
     def load_head(self, entity: str) -> Head | None:
         """Return the head of an entity with the body of its last entry."""
         reader, commits = self._readers, self._commits
         if reader.commits_seen == commits:
-            rows = self._read_rows(SELECT_HEAD, (entity,))
+            rows = self.query_rows(SELECT_HEAD, (entity,))
         else:
             with InterruptShield():
                 rows = self._read_by_writer(SELECT_HEAD, (entity,))
@@ -222,34 +234,15 @@ class SqliteStore(SqliteReader):
         read of a thread after a commit uses the writer's, and the next ones the thread's own connection.
         """
         if self._writer is None or not self._combiner.take_turn():
-            return self._read_rows(sql, values)
+            return self.query_rows(sql, values)
         try:
             writer = self._writer
-            return self._read_rows(sql, values) if writer is None else fetch_rows(writer, sql, values)
+            return self.query_rows(sql, values) if writer is None else fetch_rows(writer, sql, values)
         except apsw.Error as error:
             self._discard_writer()
             raise self._store_error(error) from error
         finally:
             self._combiner.release_turn()
-
-    def prune_bodies(self, before: Mapping[str, int]) -> None:
-        """Delete bodies: overwrite them in the file, and empty the write-ahead log.
-
-        A concurrent reader keeps the write-ahead log as it is until a later checkpoint.
-        """
-        self.run_exclusively(lambda connection: maintenance.prune_bodies(connection, before))
-
-    def drop_entities(self, at: Mapping[str, int]) -> int:
-        """Delete entities that have these versions. The last entry of the log must not be among them."""
-        return self.run_exclusively(lambda connection: maintenance.drop_entities(connection, at))
-
-    def replace_heads(self, heads: Sequence[Head], upto: int) -> int:
-        """Replace heads by ones that were rebuilt from the log up to `upto`."""
-        return self.run_exclusively(lambda connection: maintenance.replace_heads(connection, heads, upto))
-
-    def import_entries(self, entries: Sequence[Entry], heads: Sequence[Head]) -> None:
-        """Append entries of another log under new sequence numbers."""
-        self.run_exclusively(lambda connection: maintenance.import_entries(connection, entries, heads))
 
     def run_exclusively(self, do: Callable[[apsw.Connection], T]) -> T:
         """Run a rare operation under the store's lock, on a connection of its own."""
@@ -289,7 +282,7 @@ class SqliteStore(SqliteReader):
         except OSError as error:
             raise StoreError(f"{self._workers}: {error.strerror}") from error
 
-    def open_maintenance(self) -> SqliteMaintenance:
+    def open_maintenance(self) -> MaintenanceStore:
         """Return the maintenance operations of this store."""
         return SqliteMaintenance(self)
 
@@ -343,6 +336,40 @@ class SqliteStore(SqliteReader):
         except BaseException:
             self._discard_writer()
             raise
+
+
+class ReadOnlySqliteStore(ReadOnlyMixin, SqliteStore):
+    """A SQLite store that cannot be written, and that waits for no lock.
+
+    An operator reads the store when something is wrong: the file may not be writable for the operator, and a
+    stopped process may hold the store's lock. So this store takes no lock, creates no file, moves no clock
+    and removes nothing.
+    """
+
+    def _prepare_file(self) -> None:
+        """Check that the file is a store of this format, and read its clock."""
+        if not self.path.is_file():
+            raise StoreError(f"{self.path}: there is no store here")
+        tables = {name for (name,) in self.query_rows("SELECT name FROM sqlite_master")}
+        if not tables >= {"meta", "head", "log"}:
+            raise StoreError(f"{self.path}: this is not a store of oncemore")
+        meta = dict(self.query_rows("SELECT name, value FROM meta"))
+        if meta["format"] != schema.FORMAT:
+            raise unreadable_format(str(self.path), meta["format"])
+        self.name = str(meta.get("name", ""))
+        # After a reboot the clock is set as a writer would set it, but not stored.
+        same_boot = machine.boot_id() and meta.get("boot") == machine.boot_id()
+        now = max(time.time(), meta.get("mark", 0.0))
+        self._wall_at_boot = float(meta["wall"] if same_boot else now - machine.seconds_since_boot())
+
+    def is_worker_gone(self, worker: str) -> bool:
+        """Whether no process holds the lock of a worker's file; queries the lock without taking it."""
+        # Taking the lock, as a writer does, would make a starting worker fail.
+        return machine.is_unlocked(self._workers / worker)
+
+    def read_pragma(self, name: str) -> object:
+        """Return the value of a PRAGMA."""
+        return self.query_rows(f"PRAGMA {name}")[0][0]
 
 
 _open_stores: weakref.WeakSet[SqliteStore] = weakref.WeakSet()

@@ -19,7 +19,10 @@ from oncemore.testing.store_contract._helpers import (
 )
 from oncemore.testing.store_contract.appending import (
     a_batch_that_contradicts_itself_is_refused,
+    a_guard_holds_without_being_written,
+    a_guard_that_has_moved_refuses_the_batch,
     a_head_comes_with_the_body_of_its_last_entry,
+    a_late_guard_that_has_moved_is_reported,
     a_stale_write_is_refused_with_the_head_that_is_there,
     an_entity_that_was_never_written_has_no_head_and_no_entries,
     batches_that_have_nothing_in_common_do_not_disturb_each_other,
@@ -31,11 +34,6 @@ from oncemore.testing.store_contract.appending import (
     tickets_can_be_awaited,
     what_is_written_can_be_read_back,
 )
-from oncemore.testing.store_contract.guards import (
-    a_guard_holds_without_being_written,
-    a_guard_that_has_moved_refuses_the_batch,
-    a_late_guard_that_has_moved_is_reported,
-)
 from oncemore.testing.store_contract.listing import (
     facts_describe_the_store,
     heads_are_found_by_what_they_are_indexed_by,
@@ -43,7 +41,7 @@ from oncemore.testing.store_contract.listing import (
     the_newest_heads_are_listed_first_when_asked,
     waiting_for_a_change_ends_when_there_is_one,
 )
-from oncemore.testing.store_contract.upkeep import (
+from oncemore.testing.store_contract.maintenance import (
     a_registered_worker_is_not_gone,
     asking_for_an_unknown_worker_is_no_error,
     bodies_of_several_entities_are_pruned_together,

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from oncemore.errors import StoreError
-from oncemore.log.record import NOWHERE, hash_entry
+from oncemore.log.entry_codec import hash_entry
+from oncemore.log.record import NOWHERE
 from oncemore.log.store import Batch, Conflict, Entry, EntryWrite, Head, HeadIndex, Stored
 from oncemore.policy.canonical_json import hash_bytes
 

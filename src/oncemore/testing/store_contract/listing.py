@@ -109,7 +109,7 @@ def waiting_for_a_change_ends_when_there_is_one(open_store: Opener) -> None:
 def facts_describe_the_store(open_store: Opener) -> None:
     """A store names its engine and its durability, and its clock does not go back."""
     store = open_store()
-    facts = store.describe_store()
+    facts = store.open_maintenance().describe_store()
     assert facts.url
     assert facts.engine
     assert facts.durable

@@ -1,4 +1,4 @@
-"""Pruning bodies, dropping entities and replacing heads in a log in NATS.
+"""Maintenance of a log in NATS: pruning bodies, dropping entities, replacing heads, importing entries.
 
 A server removes messages by subject up to a sequence, and changes none. So each operation stores first what
 must remain, and purges afterwards. A process that dies in between leaves work that the next call of the same
@@ -9,6 +9,9 @@ operation, or `purge_leftovers`, completes.
     drop     a tombstone is stored, which expects the last message that was read
     replace  a message with the new head is stored
     purge    old tombstones, what they left behind, and the messages of guards are removed
+    import   the entries of another log are stored as one atomic batch in their order: the first entry of each
+             entity expects the position that the entity has, the ones after it follow in the same batch. An
+             entry whose body was pruned is stored without one
 """
 
 from __future__ import annotations
@@ -20,25 +23,96 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from oncemore.errors import StoreError, UsageError
 from oncemore.log.nats import messages
 from oncemore.log.nats.append import RETRYABLE, clear_entity, publish_batch, purge_subject
-from oncemore.log.nats.messages import ENTRY, HEAD_ONLY, TOMBSTONE
+from oncemore.log.nats.messages import ENTRY, HEAD_ONLY, TOMBSTONE, EntryToPublish
 from oncemore.log.nats.replies import NoServerReply
 from oncemore.log.nats.server_check import publish_refused
+from oncemore.log.store import EntitySizes, FilelessMaintenance, StorageSpace, check_next
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from oncemore.log.nats.messages import OutgoingMessage
     from oncemore.log.nats.queries import HeadProjection
-    from oncemore.log.nats.reader import NatsLog
+    from oncemore.log.nats.reader import EntityPosition, NatsLog
     from oncemore.log.nats.replies import StreamMessage
-    from oncemore.log.store import Head
+    from oncemore.log.nats.store import NatsStore
+    from oncemore.log.store import CopyCheck, Entry, Head, StoreFacts
 
 MAX_GROUP = 300  # entities that are pruned or replaced together
 GIVE_UP_S = 30.0  # how long other writers may keep winning the race
 MAX_TOMBSTONE_APPENDS = 1000  # after so many newer appends no writer waits for an acknowledgement any more
 TOMBSTONE_S = 3600.0  # how long a tombstone stays: longer than the age at which a projection is refilled
+
+
+class NatsMaintenance(FilelessMaintenance):
+    """The maintenance of a store in NATS; much of it is up to the server."""
+
+    def __init__(self, store: NatsStore) -> None:
+        self._store = store
+        self._pruner = NatsPruner(store.log, store.projection)
+
+    def describe_store(self) -> StoreFacts:
+        """Return the server's version and the durability that it gives."""
+        return self._store.server.describe_server(self._store.display_name)
+
+    def measure_space(self, in_detail: bool = False) -> StorageSpace:
+        """Return the size of the stream; the server does not report the free space of its disk."""
+        space = StorageSpace(int(self._store.ask_in_loop(self._store.log.stream_info)["bytes"]))
+        if not in_detail:
+            return space
+        kinds: dict[str, EntitySizes] = {}
+        entities: set[str] = set()
+        for entry in self._store.read_entries():
+            kind = entry.entity.partition("/")[0]
+            size = kinds.get(kind, EntitySizes())
+            is_new = entry.entity not in entities
+            entities.add(entry.entity)
+            entry_bytes = len(entry.header) + len(entry.body or b"")
+            kinds[kind] = EntitySizes(size.entities + is_new, size.entries + 1, size.bytes + entry_bytes)
+        return space._replace(kinds=kinds)
+
+    def prune_bodies(self, before: Mapping[str, int]) -> None:
+        """Remove bodies and keep their digests; in groups of 300 entities, each all or none."""
+        names = list(before)
+        for start in range(0, len(names), MAX_GROUP):
+            group = {name: before[name] for name in names[start : start + MAX_GROUP]}
+            self._store.ask_in_loop(partial(self._pruner.prune_bodies, group))
+
+    def drop_entities(self, at: Mapping[str, int]) -> int:
+        """Remove entities that have the given versions, one after the other; return how many."""
+        dropped = 0
+        for entity, version in at.items():
+            # One id for all repetitions of the request, so that a repeated one recognises its tombstone.
+            append_id = secrets.token_hex(16)
+            dropped += self._store.ask_in_loop(partial(self._pruner.drop_entity, entity, version, append_id))
+        return dropped
+
+    def replace_heads(self, heads: Sequence[Head], upto: int) -> int:
+        """Replace heads; in groups of 300, each all or none; return how many."""
+        ask, replace = self._store.ask_in_loop, self._pruner.replace_heads
+        groups = [heads[start : start + MAX_GROUP] for start in range(0, len(heads), MAX_GROUP)]
+        return sum(ask(partial(replace, group, upto)) for group in groups)
+
+    def import_entries(self, entries: Sequence[Entry], heads: Sequence[Head]) -> None:
+        """Import entries of another log, as one atomic batch of at most 1,000 messages."""
+        # `_import_entries` repeats its requests itself, and raises no `NoServerReply`.
+        self._store.ask_in_loop(partial(_import_entries, self._store.log, entries, heads))
+
+    def checkpoint_wal(self) -> str:
+        """Purge leftovers; there is no write-ahead file."""
+        self._store.ask_in_loop(partial(self._pruner.purge_leftovers, self._store.now()))
+        return ""
+
+    def write_backup(self, to: Path, check: CopyCheck, progress: Callable[[int, int], object]) -> None:
+        """Raise `UsageError` with the commands that back up a stream."""
+        raise UsageError(
+            "a store in NATS is backed up by the server's own tools: nats stream backup; or copied into "
+            "another store: oncemore copy"
+        )
 
 
 class NatsPruner:
@@ -182,3 +256,69 @@ class NatsPruner:
             for prefix in (subjects.parts, subjects.pruned):
                 await purge_subject(log, prefix + token, seq)
             await purge_subject(log, subject, seq + 1 if now - stored > TOMBSTONE_S else seq)
+
+
+async def _import_entries(log: NatsLog, entries: Sequence[Entry], heads: Sequence[Head]) -> None:
+    """Import entries, all or none; a lost acknowledgement is resolved by the id of the append."""
+    append_id, deadline = secrets.token_hex(16), time.monotonic() + GIVE_UP_S
+    while True:
+        with suppress(NoServerReply):
+            positions = await _load_import_positions(log, entries, append_id)
+            if positions is None or not entries:
+                break
+            check_next(entries, heads, {name: (at.version, at.hash) for name, at in positions.items()})
+            reply = await publish_batch(
+                log, _build_import_messages(log, entries, heads, positions, append_id)
+            )
+            if reply.seq:
+                break
+            if reply.error not in RETRYABLE:
+                raise publish_refused(log.connection.address, reply)
+        if time.monotonic() > deadline:
+            raise StoreError(
+                f"{log.connection.address.shown}: no answer within {GIVE_UP_S:g} s; whether the entries were "
+                "imported is not known: read the log again"
+            )
+        await asyncio.sleep(0.05)
+    log.clear_cache()
+
+
+async def _load_import_positions(
+    log: NatsLog, entries: Sequence[Entry], append_id: str
+) -> dict[str, EntityPosition] | None:
+    """Return the positions of the entities; None if this import is stored already."""
+    positions: dict[str, EntityPosition] = {}
+    for entity in dict.fromkeys(entry.entity for entry in entries):
+        last = await log.load_last_message(entity)
+        # The batch is atomic: if the id is on one entity, all entries are stored.
+        if last is not None and messages.parse_headers(last)[2] == append_id:
+            return None
+        position = positions[entity] = log.remember_message(entity, last)
+        # A new entity under a dropped name: leftovers of the old one must not reappear with it.
+        if position.version == 0 and position.seq:
+            await clear_entity(log, entity, position.seq)
+    return positions
+
+
+def _build_import_messages(
+    log: NatsLog,
+    entries: Sequence[Entry],
+    heads: Sequence[Head],
+    positions: dict[str, EntityPosition],
+    append_id: str,
+) -> list[OutgoingMessage]:
+    """Return the messages of the import.
+
+    No reader sees the head between two entries of an entity, so all of them carry the last state.
+    """
+    last_heads = {head.entity: head for head in heads}
+    expected: dict[str, int | None] = {name: position.seq for name, position in positions.items()}
+    outgoing: list[EntryToPublish] = []
+    for entry in entries:
+        head = last_heads[entry.entity]._replace(version=entry.version, hash=entry.hash)
+        # The server checks the first entry of each entity; later ones follow it in the same batch.
+        expected_seq, expected[entry.entity] = expected[entry.entity], None
+        outgoing.append(
+            EntryToPublish(head, entry.header, entry.prev, entry.body, expected_seq, entry.body_digest)
+        )
+    return messages.add_entry_messages(outgoing, append_id, log.subjects, log.connection.max_payload, [])

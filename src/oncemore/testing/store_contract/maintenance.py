@@ -29,7 +29,7 @@ def rebuilt_heads_can_be_put_in_place(open_store: Opener) -> None:
     wrong = [
         head._replace(head=b"wrong", by=HeadIndex("run", "COMPLETE", 7.0, "s", "w", "d")) for head in (a, b)
     ]
-    assert store.replace_heads(wrong, upto) == 2
+    assert store.open_maintenance().replace_heads(wrong, upto) == 2
     assert store.load_head("run/a") == wrong[0]
     assert [head.entity for head in open_store().list_heads(HeadQuery("run", due_by=8.0))] == [
         "run/a",
@@ -38,9 +38,9 @@ def rebuilt_heads_can_be_put_in_place(open_store: Opener) -> None:
     # An entry after `upto` is newer than the rebuilt head.
     require_stored(append_writes(store, make_write("run/b", b)))
     moved = store.load_head("run/b")
-    assert store.replace_heads([a, b], upto) == 1
+    assert store.open_maintenance().replace_heads([a, b], upto) == 1
     assert (store.load_head("run/a"), store.load_head("run/b")) == (a, moved)
-    assert store.replace_heads([], upto) == 0
+    assert store.open_maintenance().replace_heads([], upto) == 0
     require_stored(append_writes(store, make_write("run/a", a)))
     assert len(read_verified_entries(store, "run/a")) == 2
 
@@ -60,7 +60,7 @@ def entries_of_another_log_are_imported_unchanged(open_store: Opener) -> None:
                     make_write(entity, source.load_head(entity), b"%d" % number, state=f"S{number}", due=5.0),
                 )
             )
-    source.prune_bodies({"run/a": 2})
+    source.open_maintenance().prune_bodies({"run/a": 2})
     log = list(source.read_entries())
     for page in (log[:4], log[4:]):
         last = {entry.entity: entry for entry in page}
@@ -68,7 +68,7 @@ def entries_of_another_log_are_imported_unchanged(open_store: Opener) -> None:
             head._replace(version=last[head.entity].version, hash=last[head.entity].hash)
             for head in source.list_heads(HeadQuery("run"))
         ]
-        store.import_entries(page, heads)
+        store.open_maintenance().import_entries(page, heads)
     for entity, pruned in (("run/a", 2), ("run/b", 1)):
         imported, originals = read_verified_entries(store, entity, pruned), list(source.read_entries(entity))
         # The seq belongs to the store; everything else is hashed.
@@ -106,14 +106,14 @@ def entries_out_of_order_are_not_imported(open_store: Opener) -> None:
         ([one], [first, b]),
     ):
         with expect_store_error():
-            store.import_entries(entries, heads)
+            store.open_maintenance().import_entries(entries, heads)
         assert list(store.read_entries()) == []
         assert store.load_head("run/a") is None
     # The same entries in order are accepted, once.
-    store.import_entries([one], [first])
+    store.open_maintenance().import_entries([one], [first])
     with expect_store_error():
-        store.import_entries([one], [first])
-    store.import_entries([two], [a])
+        store.open_maintenance().import_entries([one], [first])
+    store.open_maintenance().import_entries([two], [a])
     assert len(read_verified_entries(store, "run/a")) == 2
 
 
@@ -126,9 +126,9 @@ def pruned_bodies_are_gone_and_the_chain_still_verifies(open_store: Opener) -> N
                 append_writes(store, make_write(entity, store.load_head(entity), b"secret %d" % n))
             )
     before, head = read_verified_entries(store, "run/a"), store.load_head("run/a")
-    store.prune_bodies({"run/a": 3})
+    store.open_maintenance().prune_bodies({"run/a": 3})
     # A later call with a lower version must not bring anything back.
-    store.prune_bodies({"run/a": 2})
+    store.open_maintenance().prune_bodies({"run/a": 2})
     for handle in (store, open_store()):
         after = read_verified_entries(handle, "run/a", pruned=3)
         assert [entry.body for entry in after] == [None, None, b"secret 2", b"secret 3"]
@@ -137,7 +137,7 @@ def pruned_bodies_are_gone_and_the_chain_still_verifies(open_store: Opener) -> N
         assert len(read_verified_entries(handle, "run/b")) == 4
         assert [entry for entry in handle.read_entries() if entry.entity == "run/a"] == after
     require_stored(append_writes(store, make_write("run/a", head, b"next")))
-    store.prune_bodies({"run/a": 99})
+    store.open_maintenance().prune_bodies({"run/a": 99})
     read_verified_entries(store, "run/a", pruned=99)
     require_stored(append_writes(store, make_write("run/a", store.load_head("run/a"), b"last")))
     assert read_verified_entries(store, "run/a", pruned=6)[-1].body == b"last"
@@ -148,7 +148,7 @@ def pruning_what_is_not_there_changes_nothing(open_store: Opener) -> None:
     store = open_store()
     require_stored(append_writes(store, make_write("run/a", None)))
     for entity, version in (("run/none", 9), ("run/a", 0), ("run/a", 1)):
-        store.prune_bodies({entity: version})
+        store.open_maintenance().prune_bodies({entity: version})
     assert len(read_verified_entries(store, "run/a")) == 1
     assert store.load_head("run/none") is None
 
@@ -161,13 +161,13 @@ def bodies_of_several_entities_are_pruned_together(open_store: Opener) -> None:
             require_stored(
                 append_writes(store, make_write(entity, store.load_head(entity), b"secret %d" % n))
             )
-    store.prune_bodies({"run/a": 2, "run/none": 9, "run/b": 4})
+    store.open_maintenance().prune_bodies({"run/a": 2, "run/none": 9, "run/b": 4})
     for handle in (store, open_store()):
         assert [
             len(read_verified_entries(handle, name, pruned=at)) for name, at in (("run/a", 2), ("run/b", 4))
         ] == [3, 3]
         assert len(read_verified_entries(handle, "run/c")) == 3
-    store.prune_bodies({})
+    store.open_maintenance().prune_bodies({})
 
 
 def unchanged_entities_can_be_dropped(open_store: Opener) -> None:
@@ -178,13 +178,13 @@ def unchanged_entities_can_be_dropped(open_store: Opener) -> None:
             require_stored(append_writes(store, make_write(entity, store.load_head(entity))))
     require_stored(append_writes(store, make_write("maintenance/last", None, kind="maintenance")))
     last = list(store.read_entries())[-1].seq
-    assert store.drop_entities({"run/a": 2, "run/b": 1, "run/none": 1}) == 1
+    assert store.open_maintenance().drop_entities({"run/a": 2, "run/b": 1, "run/none": 1}) == 1
     for handle in (store, open_store()):
         assert handle.load_head("run/a") is None
         assert list(handle.read_entries("run/a")) == []
         assert {entry.entity for entry in handle.read_entries()} == {"run/b", "run/c", "maintenance/last"}
         assert len(read_verified_entries(handle, "run/b")) == len(read_verified_entries(handle, "run/c")) == 2
-    assert store.drop_entities({"run/a": 2}) == 0
+    assert store.open_maintenance().drop_entities({"run/a": 2}) == 0
     (seq,) = require_stored(append_writes(store, make_write("run/a", None, b"new"))).seqs
     # A follower that has read up to `last` must not miss the new entry.
     assert seq > last
@@ -198,15 +198,15 @@ def maintenance_reports_sizes(open_store: Opener) -> None:
     require_stored(append_writes(store, make_write("run/a", store.load_head("run/a"))))
     require_stored(append_writes(store, make_write("worker/w", None, kind="worker")))
     maintenance = store.open_maintenance()
-    sizes = maintenance.count_entities()
+    sizes = maintenance.measure_space(in_detail=True).kinds
     assert {kind: size[:2] for kind, size in sizes.items()} == {"run": (1, 2), "worker": (1, 1)}
     assert 5000 < sizes["run"].bytes < 6000
-    store.prune_bodies({"run/a": 2})
-    assert maintenance.count_entities()["run"].bytes < 1000
+    store.open_maintenance().prune_bodies({"run/a": 2})
+    assert maintenance.measure_space(in_detail=True).kinds["run"].bytes < 1000
     space = maintenance.measure_space()
     assert space.file >= 0
     assert space.wal >= 0
-    assert maintenance.free_bytes() >= 0
+    assert maintenance.measure_space(in_detail=True).spare >= 0
     # An original store has nothing to acknowledge; the call is allowed all the same.
     assert maintenance.copy_notice() == ""
     maintenance.acknowledge_copy()
