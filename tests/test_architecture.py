@@ -33,6 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "clock",
         "_values",
         "_ids",
+        "_driver",
     ),
     ("policy", "classifiers", "log", "audit"),
     ("limits", "artifacts"),

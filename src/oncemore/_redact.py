@@ -221,10 +221,3 @@ def mask_context(value: object, depth_left: int = MAX_DEPTH) -> object:
     if depth_left and isinstance(value, (list, tuple)):
         return [mask_context(inner, depth_left - 1) for inner in value[:MAX_WIDTH]]
     return f"<{clean_text(type(value).__name__, 100)}>"
-
-
-def log_warning(text: str) -> None:
-    """Log a warning about a failure that must not stop a call; the text is cleaned to one line."""
-    import logging
-
-    logging.getLogger("oncemore").warning("oncemore: %s", clean_text(text, 2000))

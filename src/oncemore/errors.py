@@ -338,3 +338,13 @@ def warn_policy(*texts: str) -> None:
 def _is_ours(frame: FrameType) -> bool:
     """Return whether a frame belongs to this package; methods made by `dataclass` have no file."""
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "oncemore"
+
+
+def log_warning(text: str) -> None:
+    """Log a warning about something that must not stop a call, on one line whatever the text holds."""
+    # Imported here: `oncemore.retry` loads this module, and most programs never come here.
+    import logging
+
+    from oncemore._redact import clean_text
+
+    logging.getLogger("oncemore").warning("oncemore: %s", clean_text(text, 2000))

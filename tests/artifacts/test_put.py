@@ -253,7 +253,7 @@ def test_an_attempt_that_was_taken_over_cannot_put_anything_away(engine: Engine)
 def test_an_attempt_that_is_over_cannot_put_anything_away(engine: Engine) -> None:
     attempts: list[Any] = []
     step(lambda: attempts.append(oncemore.current()))()
-    with pytest.raises(LeaseLost, match="cannot put anything away any more"):
+    with pytest.raises(LeaseLost, match="cannot store artifacts any more"):
         attempts[0].put(b"late")
 
 
@@ -271,7 +271,7 @@ def test_a_reconcile_function_puts_nothing_away(engine: Engine) -> None:
         raise OSError("broken")
 
     step(work, effect="once", reconcile=look, name="once", policy=oncemore.Policy(max_attempts=1)).run()
-    assert "puts nothing away" in str(errors[0])
+    assert "stores no artifacts" in str(errors[0])
 
 
 def test_an_error_of_storage_is_tried_again(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def check_copy_held(path: Path, says: str) -> None:
         assert send_once.last_run("held") is not None
         with pytest.raises(oncemore.RestoredCopy, match=says):
             pay("new")
-        with pytest.raises(oncemore.RestoredCopy, match="would be done twice; look what is in doubt"):
+        with pytest.raises(oncemore.RestoredCopy, match="would be done twice; check the runs in doubt"):
             send_once("held")
         with pytest.raises(oncemore.RestoredCopy):
             OutboxRelay(engine, {"*": lambda message: None}).run_once()

@@ -135,7 +135,7 @@ def test_what_has_committed_stays_done(engine: oncemore.Engine, step: Any) -> No
     _over(thread)
     assert step(1) == "done"
     assert [attempt.outcome for attempt in step.last_run(1).attempts] == ["COMPLETE"]
-    assert "decided by somebody: cancel, because too late" in step.last_run(1).explain()
+    assert "decided by an unnamed actor: cancel, because too late" in step.last_run(1).explain()
     verify_chain(engine.store.read_entries())
 
 

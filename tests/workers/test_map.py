@@ -266,8 +266,8 @@ def test_a_provider_that_throttles_is_asked_for_less_at_once_and_then_for_more_a
     jobs: list[Any] = []
     real = course.MapJob.__init__
 
-    def spied(self: Any, *told: Any) -> None:
-        real(self, *told)
+    def spied(self: Any, *args: Any, **named: Any) -> None:
+        real(self, *args, **named)
         self._queue._max_concurrency = 5  # as if five lanes were there, while one goes through them in order
         jobs.append(self)
 

@@ -209,7 +209,7 @@ def left_by_one_that_died(fleet: Fleet, work: Any, x: int) -> str:
     """Have a run that somebody began and left without a word; return who."""
     work.submit(x)
     gone = begin_and_fall_silent(oncemore.Engine(lambda: fleet.store, "memory:", lease_s=LEASE_S), work, x)
-    (me,) = gone._identities.values()
+    (me,) = gone.leases.workers.values()
     me.quiet = True
     me.end_lease()
     return me.name

@@ -482,10 +482,10 @@ def test_what_a_dead_worker_had_is_taken_over_and_the_dead_is_marked(tmp_path: P
         assert one.last_run(1).status == "RUNNING"
         other.submit(2)
         alive = _die(path, other, 2)
-        lives = _job(engine, "alive", next(iter(alive._identities)))
-        lost = _job(engine, "lost", next(iter(dead[0]._identities)))
+        lives = _job(engine, "alive", next(iter(alive.leases.workers)))
+        lost = _job(engine, "lost", next(iter(dead[0].leases.workers)))
         for each in dead:
-            for me in each._identities.values():
+            for me in each.leases.workers.values():
                 me.quiet = True
             each.close()
         worker = alone(engine, one)

@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from oncemore import clock as clocks
-from oncemore._redact import log_warning
 from oncemore.artifacts import gc
 from oncemore.artifacts.artifact import CURRENT_READER, ArtifactLabel, format_date, reference_to_artifact
 from oncemore.artifacts.backends import CHUNK_BYTES, altered_object_error, compute_digest
-from oncemore.errors import PolicyViolation, StoreError, UsageError
+from oncemore.errors import PolicyViolation, StoreError, UsageError, log_warning
 from oncemore.log.encryption import decrypt_bytes
 from oncemore.log.entry_codec import decode_head
 from oncemore.log.record import ArtifactRecord, RecordChange

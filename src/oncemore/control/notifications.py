@@ -13,10 +13,9 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from oncemore._redact import log_warning
 from oncemore._values import Value
 from oncemore.config import NOTIFY_EVERY_S, NOTIFY_OF
-from oncemore.errors import StoreError, UsageError
+from oncemore.errors import StoreError, UsageError, log_warning
 from oncemore.log.entry_codec import decode_head
 from oncemore.log.group_commit import InterruptShield
 from oncemore.log.record import ArtifactRecord, EventRecord, RunRecord

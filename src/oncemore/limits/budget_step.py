@@ -14,8 +14,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from oncemore._redact import log_warning
-from oncemore.errors import StoreError
+from oncemore.errors import StoreError, log_warning
 from oncemore.limits.concurrency import PREFIX, update_quota
 from oncemore.log.entry_codec import load_head
 from oncemore.log.record import QuotaRecord, RecordChange

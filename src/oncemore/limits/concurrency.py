@@ -11,8 +11,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from oncemore._redact import log_warning
-from oncemore.errors import StoreError
+from oncemore.errors import StoreError, log_warning
 from oncemore.limits.breaker import run_limit_script
 from oncemore.limits.concurrency_rules import ConcurrencyState
 from oncemore.log.entry_codec import build_write, decode_head, load_head

@@ -8,9 +8,8 @@ from __future__ import annotations
 from contextvars import ContextVar
 
 from oncemore import clock as clocks
-from oncemore._redact import log_warning
 from oncemore.classifiers.classify import classify, ensure_plugins_loaded
-from oncemore.errors import StoreError, UsageError
+from oncemore.errors import StoreError, UsageError, log_warning
 from oncemore.limits.breaker import (
     BreakerCall,
     BreakerCore,

@@ -10,8 +10,7 @@ from __future__ import annotations
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from oncemore._redact import log_warning
-from oncemore.errors import StoreError, UsageError
+from oncemore.errors import StoreError, UsageError, log_warning
 from oncemore.limits import breaker_rules as core
 from oncemore.limits.breaker import LocalBreakerState, log_state_change
 from oncemore.limits.breaker_rules import BreakerRules, ProbeHolder

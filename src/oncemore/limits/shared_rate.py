@@ -10,8 +10,7 @@ from __future__ import annotations
 from _thread import allocate_lock
 
 from oncemore import clock as clocks
-from oncemore._redact import log_warning
-from oncemore.errors import StoreError
+from oncemore.errors import StoreError, log_warning
 from oncemore.limits import rate_rules
 
 TYPE_CHECKING = False

@@ -17,9 +17,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from oncemore._redact import log_warning
 from oncemore._values import Value
-from oncemore.errors import StoreError, UsageError
+from oncemore.errors import StoreError, UsageError, log_warning
 from oncemore.log.entry_codec import build_write, decode_head, decode_header, read_body
 from oncemore.log.record import ArtifactRecord, EventRecord, RecordChange, RunRecord, WorkerRecord
 from oncemore.log.store import Batch, Conflict, HeadQuery, Stored

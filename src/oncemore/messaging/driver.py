@@ -12,9 +12,8 @@ from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
 from oncemore._driver import OperationTable, run_script, run_script_async
-from oncemore._redact import log_warning
 from oncemore.control.model import SWITCHES_ENTITY
-from oncemore.errors import PermanentError, UsageError
+from oncemore.errors import PermanentError, UsageError, log_warning
 from oncemore.log.encryption import decrypt_bytes
 from oncemore.log.entry_codec import (
     build_event_write,

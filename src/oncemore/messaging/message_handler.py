@@ -12,10 +12,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from oncemore._redact import log_warning
 from oncemore._values import Value
 from oncemore.audit.error_record import error_to_record
-from oncemore.errors import Error
+from oncemore.errors import Error, log_warning
 from oncemore.messaging.dead_letters import make_dead_letter_sink
 from oncemore.messaging.driver import DELIVERY_OPERATIONS, DeliveryDriver, SinkTable, run_delivery_async
 from oncemore.messaging.inbox_flow import (

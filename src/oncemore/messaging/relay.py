@@ -11,9 +11,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from oncemore import clock as clocks
-from oncemore._redact import log_warning
 from oncemore._values import Value
-from oncemore.errors import UsageError
+from oncemore.errors import UsageError, log_warning
 from oncemore.log.entry_codec import decode_head, read_body
 from oncemore.log.record import EventRecord
 from oncemore.log.store import HeadQuery

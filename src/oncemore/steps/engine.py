@@ -15,7 +15,6 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from oncemore import clock as clocks
-from oncemore._redact import log_warning
 from oncemore.artifacts.store import Artifacts, ArtifactStore
 from oncemore.config import (
     INLINE_WAIT_S,
@@ -26,7 +25,7 @@ from oncemore.config import (
 )
 from oncemore.control.notifications import CLOSE_TIMEOUT_S
 from oncemore.control.permits import PermissionCheck
-from oncemore.errors import RestoredCopy, UsageError
+from oncemore.errors import RestoredCopy, UsageError, log_warning
 from oncemore.limits.budget_step import UnsavedEarnings
 from oncemore.limits.concurrency import ConcurrencyLimits
 from oncemore.limits.shared_breaker import BreakerCache

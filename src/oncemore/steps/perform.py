@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore import clock as clocks
 from oncemore._driver import OperationTable, run_script, run_script_async
-from oncemore._redact import log_warning
 from oncemore._values import make
-from oncemore.errors import LeaseLost, UsageError
+from oncemore.errors import LeaseLost, UsageError, log_warning
 from oncemore.limits import budget_step
 from oncemore.limits.breaker import run_limit_script, run_limit_script_async
 from oncemore.limits.shared_rate import RateLimiter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oncemore._redact import log_warning
+from oncemore.errors import log_warning
 from oncemore.retries.loop import ENDS
 from oncemore.steps.attempt import CURRENT, AttemptContext, RunningAttempt
 from oncemore.steps.attempt_storage import AttemptStorage

@@ -13,7 +13,6 @@ import sys
 import threading
 from contextvars import copy_context
 from importlib import import_module
-from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -22,6 +21,7 @@ from oncemore import open_engine
 from oncemore.config import SQLITE
 from oncemore.errors import InProgress, StoreError, UsageError
 from oncemore.steps.context import CONTEXT, CallContext
+from oncemore.steps.decorator import known_step
 from oncemore.steps.entered_engine import use_engine
 from oncemore.steps.step import StepCalls
 from oncemore.steps.step_map import run_remote_item
@@ -200,7 +200,7 @@ def run_remote_attempt(packed: bytes) -> tuple[Any, ...]:
         with use_engine(engine):
             _finish_attempt(
                 run_remote_item(step, engine, bound, unpack, MapItem(attempt.number, "", value), notes),
-                iscoroutinefunction(step),
+                known_step(step).is_async,
             )
     except BaseException as error:  # noqa: BLE001 - the reply carries it as text
         return encode_reply(_build_error_reply(error, notes))

@@ -17,7 +17,6 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from oncemore._redact import log_warning
 from oncemore._values import Value
 from oncemore.control.model import APPROVAL_NEEDED
 from oncemore.errors import (
@@ -33,6 +32,7 @@ from oncemore.errors import (
     StepFailed,
     StoreError,
     UsageError,
+    log_warning,
 )
 from oncemore.log.entry_codec import load_head
 from oncemore.steps.context import CONTEXT, CallContext

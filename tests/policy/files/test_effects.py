@@ -430,27 +430,27 @@ ROWS: dict[str, Callable[[Path], None]] = {
         ),
     ),
     "after_failure": Change("after_failure: new_run\n", calls_of_failed_work, 2),
-    "circuit_breaker": Change("circuit_breaker: {max_failures: 2}\n", of_step("_guards.failures"), 2),
+    "circuit_breaker": Change("circuit_breaker: {max_failures: 2}\n", of_step("_provider_rules.failures"), 2),
     "circuit_breaker.max_failures": in_section(
-        "circuit_breaker", "max_failures: 9", of_step("_guards.failures"), 9, "  cooldown_sec: 1\n"
+        "circuit_breaker", "max_failures: 9", of_step("_provider_rules.failures"), 9, "  cooldown_sec: 1\n"
     ),
     "circuit_breaker.cooldown_sec": in_section(
-        "circuit_breaker", "cooldown_sec: 9", of_step("_guards.cooldown_s"), 9.0, "  max_failures: 3\n"
+        "circuit_breaker", "cooldown_sec: 9", of_step("_provider_rules.cooldown_s"), 9.0, "  max_failures: 3\n"
     ),
     "circuit_breaker.half_open_probes": Statement(
         "circuit_breaker: {half_open_probes: 1}\n", "circuit_breaker: {half_open_probes: 2}\n"
     ),
     "circuit_breaker.count": in_section(
-        "circuit_breaker", "count: attempts", of_step("_guards.counts"), "attempts", GATE
+        "circuit_breaker", "count: attempts", of_step("_provider_rules.counts"), "attempts", GATE
     ),
     "circuit_breaker.failure_rate": in_section(
-        "circuit_breaker", "failure_rate: 0.5", of_step("_guards.rate"), 0.5, "  cooldown_sec: 1\n"
+        "circuit_breaker", "failure_rate: 0.5", of_step("_provider_rules.rate"), 0.5, "  cooldown_sec: 1\n"
     ),
     "circuit_breaker.window_sec": in_section(
-        "circuit_breaker", "window_sec: 9", of_step("_guards.window_s"), 9.0, SHARE
+        "circuit_breaker", "window_sec: 9", of_step("_provider_rules.window_s"), 9.0, SHARE
     ),
     "circuit_breaker.min_calls": in_section(
-        "circuit_breaker", "min_calls: 9", of_step("_guards.minimum_calls"), 9, SHARE
+        "circuit_breaker", "min_calls: 9", of_step("_provider_rules.minimum_calls"), 9, SHARE
     ),
     "rate_limit": Change("rate_limit: {calls: 9}\n", of_step("_rate.rate_limit.per"), 9),
     "rate_limit.calls": in_section(
@@ -460,21 +460,21 @@ ROWS: dict[str, Callable[[Path], None]] = {
         "rate_limit", "period_s: 9", of_step("_rate.rate_limit.period_s"), 9.0, METER
     ),
     "rate_limit.burst": in_section("rate_limit", "burst: 3", of_step("_rate.rate_limit.burst"), 3, METER),
-    "retry_budget": Change("retry_budget: {capacity: 3}\n", of_step("_budget.capacity"), 3.0),
+    "retry_budget": Change("retry_budget: {capacity: 3}\n", of_step("retry_budget.budget.capacity"), 3.0),
     "retry_budget.capacity": in_section(
-        "retry_budget", "capacity: 3", of_step("_budget.capacity"), 3.0, "  per_success: 0.1\n"
+        "retry_budget", "capacity: 3", of_step("retry_budget.budget.capacity"), 3.0, "  per_success: 0.1\n"
     ),
     "retry_budget.per_success": in_section(
-        "retry_budget", "per_success: 2", of_step("_budget.per_success"), 2.0, PURSE
+        "retry_budget", "per_success: 2", of_step("retry_budget.budget.per_success"), 2.0, PURSE
     ),
     "retry_budget.at_empty": in_section(
-        "retry_budget", "at_empty: park", of_step("_budget.at_empty"), "park", PURSE
+        "retry_budget", "at_empty: park", of_step("retry_budget.budget.at_empty"), "park", PURSE
     ),
     "retry_budget.shared": in_section(
-        "retry_budget", "shared: true", lambda path: of_step("_budget.entity")(path) != "", True, PURSE
+        "retry_budget", "shared: true", lambda path: of_step("retry_budget.entity")(path) != "", True, PURSE
     ),
     "retry_budget.name": in_section(
-        "retry_budget", "name: ours", of_step("_budget.entity"), "quota/ours", f"{PURSE}  shared: true\n"
+        "retry_budget", "name: ours", of_step("retry_budget.entity"), "quota/ours", f"{PURSE}  shared: true\n"
     ),
     "cooldown": Change("cooldown: {base_s: 9}\n", rests, {"": (9.0, 2.0, 86400.0)}),
     "cooldown.base_s": in_section(

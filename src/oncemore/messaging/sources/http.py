@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from oncemore import clock as clocks
-from oncemore._redact import error_class_name, log_warning
-from oncemore.errors import UsageError
+from oncemore._redact import error_class_name
+from oncemore.errors import UsageError, log_warning
 from oncemore.http import problems
 from oncemore.http.key_scope import KEY_HEADER, parse_key
 from oncemore.http.problems import ProblemType, problem_response
