@@ -16,12 +16,11 @@ from oncemore.artifacts.artifact import CURRENT_READER
 from oncemore.artifacts.backends import FolderBackend
 from oncemore.artifacts.store import ChildArtifactWriter, reference_entity
 from oncemore.log.entry_codec import build_write
-from oncemore.log.record import NOWHERE, ArtifactRecord, RecordChange, RunRecord
+from oncemore.log.record import NOWHERE, ArtifactRecord, LoadedHead, RecordChange, RunRecord
 from oncemore.log.store import Batch, HeadQuery
 from oncemore.steps.attempt import MOST_ARTIFACTS, RunningAttempt
 from oncemore.steps.history import KINDS, verify_chain
 from oncemore.steps.isolation import ChildStorage
-from oncemore.steps.ops import LoadedHead
 from oncemore.testing import FakeClock
 from tests.artifacts import steps
 from tests.artifacts.conftest import list_references, objects_of

@@ -19,9 +19,10 @@ from oncemore.control.model import (
 from oncemore.control.permits import approval_entity
 from oncemore.errors import NotPermitted, OutcomeUnknown
 from oncemore.log.entry_codec import build_write, decode_head, decode_header
-from oncemore.log.record import NOWHERE, RecordChange, end_attempt
+from oncemore.log.record import NOWHERE, RecordChange
 from oncemore.log.store import Batch, Stored
 from oncemore.steps import ops
+from oncemore.steps.transitions import end_attempt
 from tests.crash.harness import BEFORE_EACH, crash_everywhere
 from tests.crash.simulation import ENTITY, JudgedSimulation
 

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from oncemore.artifacts.backends import MemoryBackend
     from oncemore.log.memory import CompletedTicket
+    from oncemore.log.record import LoadedHead
     from oncemore.log.store import Batch
     from oncemore.steps.call import PreparedCall
-    from oncemore.steps.ops import LoadedHead
     from oncemore.steps.plan import StepPlan
 
     Script = Generator[Any, Any, Any]

@@ -193,14 +193,14 @@ class StepSimulation:
         """Perform an operation: `LoadHead` by `_load_head`, and so on."""
         return getattr(self, "_" + re.sub(r"(?<!^)(?=[A-Z])", "_", type(op).__name__).lower())(op)
 
-    def load_run(self) -> ops.LoadedHead:
+    def load_run(self) -> LoadedHead:
         """Return the head of the run."""
         return load_head(self.store, self.entity)
 
-    def _load_head(self, op: ops.LoadHead) -> ops.LoadedHead:
+    def _load_head(self, op: ops.LoadHead) -> LoadedHead:
         return load_head(self.store, op.entity, None, op.kind)
 
-    def _load_breaker(self, op: ops.LoadBreaker) -> ops.LoadedHead:
+    def _load_breaker(self, op: ops.LoadBreaker) -> LoadedHead:
         return load_head(self.store, op.entity, None, BreakerRecord)
 
     def _draw_budget(self, op: ops.DrawBudget) -> ops.BudgetDraw:
@@ -231,7 +231,7 @@ class StepSimulation:
     def _read_lease(self, op: ops.ReadLease) -> float:
         return self.now + 60 if op.worker in self.live_workers else 0.0
 
-    def _append_change(self, op: ops.AppendChange) -> ops.LoadedHead | ops.VoidClaim | None:
+    def _append_change(self, op: ops.AppendChange) -> LoadedHead | ops.VoidClaim | None:
         writes = [
             build_write(head.entity, head.version, head.hash, change, self.now)
             for head, change in ((op.seen, op.change), *op.also)
@@ -500,7 +500,7 @@ class JudgedSimulation(StepSimulation):
             self.judge.clear(self.book, run)
         return ERRORS[action](action)
 
-    def _save_checkpoint(self, head: ops.LoadedHead, run: RunRecord) -> Generator[str, None, ops.LoadedHead]:
+    def _save_checkpoint(self, head: LoadedHead, run: RunRecord) -> Generator[str, None, LoadedHead]:
         if head.record.checkpoint_version:
             body = self._read_body(ops.ReadBody(ENTITY, head.record.checkpoint_version))
             self.found_checkpoints.append(body["checkpoint"])

@@ -415,7 +415,7 @@ def test_a_checkpoint_whose_answer_was_lost_for_good_does_not_lose_the_attempt(
     script = simulation.call_step()
     real = simulation._append_change
 
-    def unsure(op: ops.AppendChange) -> ops.LoadedHead | None:
+    def unsure(op: ops.AppendChange) -> LoadedHead | None:
         saved = real(op)
         return op.seen if op.change.marks == ("CHECKPOINT",) else saved
 

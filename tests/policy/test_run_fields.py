@@ -4,7 +4,9 @@ import random
 
 import pytest
 
-from oncemore.log.record import KINDS, NEW, RecordChange, RunRecord, apply_header, begin_attempt, end_attempt
+from oncemore.log.entry_codec import changed_fields
+from oncemore.log.record import KINDS, NEW, RecordChange, RunRecord, apply_header
+from oncemore.steps.transitions import begin_attempt, end_attempt
 
 TEXTS, NUMBERS = ("", "a", "b"), (0, 1, 2)
 
@@ -58,14 +60,14 @@ def test_a_header_sets_what_differs_in_the_order_of_the_fields_and_folds_to_the_
             upto = chance.randrange(len(after))
             after = RunRecord(*after[:upto], *before[upto:])
         for was in (before, None):
-            sets = RecordChange((), was, after).changed_fields
+            sets = changed_fields(RecordChange((), was, after))
             old = NEW[RunRecord] if was is None else was
             assert list(sets.items()) == [
                 (name, new)
                 for name, new, last in zip(RunRecord._fields, after, old, strict=True)
                 if new != last
             ]
-        assert apply_header(None, RecordChange((), None, after).changed_fields) == after
+        assert apply_header(None, changed_fields(RecordChange((), None, after))) == after
 
 
 def test_a_field_that_an_entity_does_not_have_is_refused_by_its_name() -> None:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oncemore._ids import new_uuid7
 from oncemore.errors import UsageError
-from oncemore.log.entry_codec import build_index, encode_entry
+from oncemore.log.entry_codec import build_index, encode_entry, new_uuid7
 from oncemore.log.record import NOWHERE, RecordChange, RunRecord
 from oncemore.log.sqlite import queries
 from oncemore.log.sqlite.store import SqliteStore

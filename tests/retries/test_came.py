@@ -1,6 +1,6 @@
 """What an item of a job came to, as its lane notes it."""
 
-from oncemore.steps.ops import LoadedHead
+from oncemore.log.record import LoadedHead
 from oncemore.workers.item_result import ItemNotes, ItemResult
 
 

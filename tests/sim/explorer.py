@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore.log.entry_codec import encode_entry
-from oncemore.log.record import NOWHERE, RunRecord
+from oncemore.log.record import NOWHERE, LoadedHead, RunRecord
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import Policy
 from oncemore.steps.call import PreparedCall
@@ -31,7 +31,6 @@ from oncemore.steps.ops import (
     AttemptOutcome,
     AttemptTerms,
     EndCall,
-    LoadedHead,
     LoadHead,
     NotifyListeners,
     Permission,

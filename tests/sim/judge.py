@@ -33,8 +33,9 @@ from oncemore.policy.model import TRANSITIONS
 
 if TYPE_CHECKING:
     from oncemore.log.memory import MemoryStore
+    from oncemore.log.record import LoadedHead
     from oncemore.log.store import Batch
-    from oncemore.steps.ops import AppendChange, LoadedHead, WatchEntity
+    from oncemore.steps.ops import AppendChange, WatchEntity
 
 FINAL = ("COMPLETE", "HARD_FAIL")
 UNAVAILABLE = "(no value)"

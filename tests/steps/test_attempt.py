@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore.log.record import RunRecord
+from oncemore.log.record import LoadedHead, RunRecord
 from oncemore.steps import attempt as attempt_module
 from oncemore.steps.attempt import MOST_EVENTS, RunningAttempt
-from oncemore.steps.ops import LoadedHead
 
 KEY = "ab" * 32
 STATE = RunRecord(

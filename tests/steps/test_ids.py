@@ -5,7 +5,7 @@ import os
 import uuid
 from pathlib import Path
 
-from oncemore._ids import new_nonce, new_uuid7
+from oncemore.log.entry_codec import new_nonce, new_uuid7
 
 
 def test_ids_are_uuids_of_version_7_and_sort_by_time() -> None:

@@ -25,13 +25,12 @@ import oncemore
 from oncemore.artifacts.artifact import CURRENT_READER
 from oncemore.artifacts.backends import FolderBackend
 from oncemore.artifacts.store import ArtifactStore, ChildArtifactWriter
-from oncemore.log.record import ArtifactRecord, EventRecord, RunRecord
+from oncemore.log.record import ArtifactRecord, EventRecord, LoadedHead, RunRecord
 from oncemore.retries.loop import ENDS, CallFunction
 from oncemore.steps import isolation
 from oncemore.steps.attempt import RunningAttempt
 from oncemore.steps.entered_engine import current_engine
 from oncemore.steps.isolation import ProcessDied, RemoteError, UnsentValue
-from oncemore.steps.ops import LoadedHead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

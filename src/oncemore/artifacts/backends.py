@@ -33,9 +33,9 @@ from threading import Lock
 from typing import TYPE_CHECKING, Protocol
 
 from oncemore import clock as clocks
-from oncemore._ids import new_nonce
 from oncemore._values import Value
 from oncemore.errors import PolicyViolation, StoreError
+from oncemore.log.entry_codec import new_nonce
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

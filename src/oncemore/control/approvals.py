@@ -23,8 +23,8 @@ from oncemore.maintenance.erase import find_run
 from oncemore.maintenance.tasks import resolve_actor
 
 if TYPE_CHECKING:
+    from oncemore.log.record import LoadedHead
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import LoadedHead
 
 MAX_LISTED = 100_000
 #: The default and the maximum validity of an approval.

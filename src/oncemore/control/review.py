@@ -20,16 +20,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from oncemore.control.model import APPROVAL_NEEDED
 from oncemore.control.moved_log import append_decision, refuse_if_moved
 from oncemore.errors import StaleDecision, UsageError
-from oncemore.log.record import ArtifactRecord, EventRecord, RecordChange, RunRecord, end_attempt
+from oncemore.log.record import ArtifactRecord, EventRecord, RecordChange, RunRecord
 from oncemore.messaging.delivery import change_state
 from oncemore.policy.closing import OUTCOME_UNKNOWN, close_run, closing_proof
 from oncemore.steps.ops import NOW, AppendChange, EndCall, LoadHead
-from oncemore.steps.transitions import add_escalation
+from oncemore.steps.transitions import add_escalation, end_attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncemore.steps.ops import LoadedHead, Script
+    from oncemore.log.record import LoadedHead
+    from oncemore.steps.ops import Script
 
     Verdict = RecordChange | Exception
 

@@ -23,10 +23,10 @@ from oncemore.steps.ops import ReadLease as Held
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from oncemore.log.record import BreakerRecord, RecordChange
+    from oncemore.log.record import BreakerRecord, LoadedHead, RecordChange
     from oncemore.policy.decide import Decision
     from oncemore.steps.call import PreparedCall
-    from oncemore.steps.ops import LoadedHead, Script
+    from oncemore.steps.ops import Script
     from oncemore.steps.plan import StepBreaker, StepPlan
 
 NOW = ReadClock()

@@ -25,10 +25,11 @@ from oncemore.steps.ops import BudgetDraw, DrawBudget, RefundBudget
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from oncemore.log.record import LoadedHead
     from oncemore.policy.decide import Decision
     from oncemore.policy.policy import Policy
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import LoadedHead, Script
+    from oncemore.steps.ops import Script
     from oncemore.steps.plan import StepBudget, StepPlan
 
 #: Reasons of decisions that lead to a retry, and therefore cost tokens.

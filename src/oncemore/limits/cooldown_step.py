@@ -26,16 +26,18 @@ from oncemore.limits.cooldown_rules import (
     is_held,
     skip_reason,
 )
-from oncemore.log.record import ArtifactRecord, RecordChange, RunRecord, end_attempt
+from oncemore.log.record import ArtifactRecord, RecordChange, RunRecord
 from oncemore.policy.closing import close_run, closing_proof
 from oncemore.steps import refusals
 from oncemore.steps.ops import CONFLICT, NOW, AppendChange, EndCall, LoadHead
+from oncemore.steps.transitions import end_attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from oncemore.limits.cooldown_rules import CooldownSchedule
-    from oncemore.steps.ops import Given, LoadedHead, Script
+    from oncemore.log.record import LoadedHead
+    from oncemore.steps.ops import Given, Script
     from oncemore.steps.plan import StepPlan
 
 MARK: tuple[Any, ...] = ("RESOURCE",)

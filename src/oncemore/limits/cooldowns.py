@@ -15,7 +15,7 @@ from oncemore.errors import StaleDecision, UsageError
 from oncemore.limits.cooldown_rules import ResourceRecord, import_record, is_held, resource_name, skip_reason
 from oncemore.limits.cooldown_step import DECIDED, build_release, resource_entity
 from oncemore.log.entry_codec import build_write, decode_head, load_head
-from oncemore.log.record import RecordChange, end_attempt
+from oncemore.log.record import RecordChange
 from oncemore.log.store import Conflict, HeadQuery
 from oncemore.maintenance.tasks import resolve_actor
 from oncemore.policy.canonical_json import normalize_name
@@ -23,12 +23,14 @@ from oncemore.policy.closing import close_run, closing_proof
 from oncemore.steps import history
 from oncemore.steps.ops import NOW, AppendChange, EndCall, LoadHead
 from oncemore.steps.perform import run_decision
+from oncemore.steps.transitions import end_attempt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from oncemore.log.record import LoadedHead
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import LoadedHead, Script
+    from oncemore.steps.ops import Script
 
 #: Largest number of resources in a listing.
 MOST_LISTED = 100_000

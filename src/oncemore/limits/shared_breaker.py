@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from oncemore.limits.breaker import Script, Turn
+    from oncemore.log.record import LoadedHead
     from oncemore.steps.engine import Engine
     from oncemore.steps.lease import WorkerIdentity
-    from oncemore.steps.ops import LoadedHead
 
 PREFIX = "breaker/"
 #: Compare-and-set attempts before an update fails as if the store were down.

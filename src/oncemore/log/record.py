@@ -327,8 +327,6 @@ FIELD_POSITIONS: Final[dict[type, dict[str, int]]] = {
 }
 #: The record of an entity before its first entry, by kind.
 NEW: Final[dict[type, Any]] = {kind: kind() for kind in KINDS}
-#: The fields of a run before this position change with almost every entry, the ones after it seldom.
-_SELDOM_CHANGED_FROM = RunRecord._fields.index("commit_version") + 1
 
 
 class RecordChange(Value):
@@ -339,16 +337,19 @@ class RecordChange(Value):
     after: Entity
     body: dict[str, Any] = {}  # noqa: RUF012 - never changed in place
 
-    @property
-    def changed_fields(self) -> dict[str, Any]:
-        """The fields that differ from the record before, or from a new record for the first entry."""
-        after = self.after
-        before = NEW[type(after)] if self.before is None else self.before
-        # One comparison of the tail saves a loop over it; `is not` saves most calls of `!=`.
-        tail_differs = after[_SELDOM_CHANGED_FROM:] != before[_SELDOM_CHANGED_FROM:]
-        values = after if tail_differs else after[:_SELDOM_CHANGED_FROM]
-        fields = zip(after._fields, values, before, strict=False)
-        return {name: new for name, new, old in fields if new is not old and new != old}
+
+class LoadedHead(Value):
+    """The head of an entity as it was loaded and decoded: the base of a compare-and-set.
+
+    record  the record of the entity; None before its first entry. Its type is that of the entity's kind
+    body    the decoded body of its last entry
+    """
+
+    entity: str
+    version: int
+    hash: bytes
+    record: Any
+    body: dict[str, Any] | None = None
 
 
 def apply_header(before: State_ | None, sets: dict[str, Any], kind: type[State_] = RunRecord) -> State_:  # type: ignore[assignment]
@@ -364,33 +365,3 @@ def apply_header(before: State_ | None, sets: dict[str, Any], kind: type[State_]
     if type(before) is RunRecord and before.state != after.state and before.run_id == after.run_id:
         check_transition(before.state, after.state)
     return after  # type: ignore[no-any-return]
-
-
-_POSITIONS: Final = FIELD_POSITIONS[RunRecord]
-_STATE, _EFFECT, _WORKER = _POSITIONS["state"], _POSITIONS["effect"], _POSITIONS["worker"]
-_FENCE, _ATTEMPT, _ATTEMPT_COUNT = _POSITIONS["fence"], _POSITIONS["attempt"], _POSITIONS["attempt_count"]
-_STARTED_AT, _HELD_FOR, _REASON = _POSITIONS["started_at"], _POSITIONS["held_for"], _POSITIONS["reason"]
-_BUDGET_DEBT = _POSITIONS["budget_debt"]
-
-
-def begin_attempt(run: RunRecord, effect: Effect, worker: str, now: float) -> RunRecord:
-    """Return a run whose next attempt has started: counted, under a new fence, no longer held."""
-    # By position, here and below: the names of `_replace(name=value)` are half of the cost.
-    values: list[Any] = list(run)
-    values[_STATE], values[_EFFECT], values[_WORKER], values[_STARTED_AT] = "RUNNING", effect, worker, now
-    # A new fence for every attempt, so that the late result of a timed-out attempt is rejected even when
-    # both attempts belong to the same worker.
-    values[_FENCE] += 1
-    values[_ATTEMPT] += 1
-    values[_ATTEMPT_COUNT] += 1
-    values[_HELD_FOR], values[_REASON], values[_BUDGET_DEBT] = "", "", 0.0
-    return make(RunRecord, values)
-
-
-def end_attempt(run: RunRecord, state: State, reason: str, **changes: Any) -> RunRecord:
-    """Return a run whose attempt has ended: it belongs to no worker and is not held."""
-    values: list[Any] = list(run)
-    values[_STATE], values[_REASON], values[_WORKER], values[_HELD_FOR] = state, reason, "", ""
-    for name in changes:
-        values[_POSITIONS[name]] = changes[name]
-    return make(RunRecord, values)

@@ -19,10 +19,11 @@ from oncemore.steps.transitions import new_run
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from oncemore.log.record import LoadedHead
     from oncemore.steps.call import PreparedCall
     from oncemore.steps.decorator import Step
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import AttemptTerms, LoadedHead
+    from oncemore.steps.ops import AttemptTerms
     from oncemore.steps.plan import StepPlan
 
 IMPORT_MARKS: tuple[Any, ...] = ("PENDING", "DECISION", "COMPLETE")

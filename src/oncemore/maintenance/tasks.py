@@ -10,9 +10,8 @@ from __future__ import annotations
 import getpass
 from typing import TYPE_CHECKING, Any
 
-from oncemore._ids import new_uuid7
 from oncemore.errors import StoreError, UsageError
-from oncemore.log.entry_codec import build_write, decode_head
+from oncemore.log.entry_codec import build_write, decode_head, new_uuid7
 from oncemore.log.record import NOWHERE, MaintenanceRecord, RecordChange
 from oncemore.log.store import Batch, HeadQuery, Stored
 from oncemore.policy.canonical_json import normalize_name

@@ -18,7 +18,7 @@ from oncemore._values import Value
 from oncemore.control.model import SWITCH_ON
 from oncemore.control.notifications import TOPIC_PREFIX as NOTIFICATION_PREFIX
 from oncemore.errors import IllegalTransition, UsageError
-from oncemore.log.record import EventRecord, RecordChange
+from oncemore.log.record import EventRecord, LoadedHead, RecordChange
 from oncemore.policy.canonical_json import make_event_id, run_seed
 from oncemore.policy.decide import Situation, decide_retry
 from oncemore.policy.policy import policy_name
@@ -26,7 +26,6 @@ from oncemore.policy.verdict import decide_verdict
 from oncemore.steps.ops import (
     AppendChange,
     AskPermission,
-    LoadedHead,
     LoadHead,
     NotifyListeners,
     ReadClock,

@@ -22,7 +22,7 @@ from oncemore.log.entry_codec import (
     decode_head,
     was_notified_already,
 )
-from oncemore.log.record import NOWHERE, EventRecord
+from oncemore.log.record import NOWHERE, EventRecord, LoadedHead
 from oncemore.log.store import Batch, HeadQuery, Stored
 from oncemore.messaging.delivery import CheckStop, CountRuns, ListPendingEvents, ReadEventBody, SendEvent
 from oncemore.messaging.message import make_message
@@ -33,7 +33,6 @@ from oncemore.steps.attempt import OURS
 from oncemore.steps.ops import (
     AppendChange,
     AskPermission,
-    LoadedHead,
     LoadHead,
     NotifyListeners,
     ReadClock,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from oncemore import clock
 from oncemore.artifacts.artifact import make_label
 from oncemore.errors import Error, LeaseLost, PolicyViolation
+from oncemore.log.record import LoadedHead
 from oncemore.programs.exit_rules import (
     ProgramFailed,
     classify_program_error,
@@ -33,7 +34,7 @@ from oncemore.retries.deadlines import timeout_error
 from oncemore.steps import flow, transitions
 from oncemore.steps.attempt_storage import AttemptStorage
 from oncemore.steps.decorator import Step
-from oncemore.steps.ops import AppendChange, LoadedHead, RunAttempt, SleepSeconds, WatchEntity
+from oncemore.steps.ops import AppendChange, RunAttempt, SleepSeconds, WatchEntity
 from oncemore.steps.options import StepOptions
 from oncemore.steps.perform import CALL_OPERATIONS, run_call
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore._values import make
 from oncemore.artifacts.artifact import tag_artifact
-from oncemore.control.model import APPROVAL_NEEDED, find_objection
+from oncemore.control.model import APPROVAL_NEEDED, ApprovalRequest, find_objection
 from oncemore.limits import breaker_step, cooldown_step
 from oncemore.limits.breaker import CIRCUIT_OPEN
-from oncemore.log.record import RecordChange, end_attempt
+from oncemore.log.record import RecordChange
 from oncemore.policy.closing import close_run, closing_proof
 from oncemore.steps import refusals, transitions
 from oncemore.steps.ops import (
@@ -28,8 +28,9 @@ from oncemore.steps.ops import (
 from oncemore.steps.transitions import CHECKSUM_MISMATCH, FINAL_STATES
 
 if TYPE_CHECKING:
+    from oncemore.log.record import LoadedHead, RunRecord
     from oncemore.steps.call import PreparedCall
-    from oncemore.steps.ops import AttemptTerms, LoadedHead, Permission, Script
+    from oncemore.steps.ops import AttemptTerms, Permission, Script
     from oncemore.steps.plan import StepPlan
 
 #: Why a run is COMPLETE that computed nothing: its artifact exists already.
@@ -52,12 +53,12 @@ def complete_from_artifact(
         return False
     run, opening, body = transitions.open_run(plan, call, terms, head.record, now)
     if check.state == "valid":
-        after = end_attempt(run, "COMPLETE", ARTIFACT_EXISTS, commit_version=head.version + 1)
+        after = transitions.end_attempt(run, "COMPLETE", ARTIFACT_EXISTS, commit_version=head.version + 1)
         result = {"result": plan.encode(check.artifact), "artifacts": [tag_artifact(check.artifact)]}
         change = RecordChange((*opening, "COMPLETE"), head.record, after, {**body, **result})
         yield from cooldown_step.append_to_run(plan, head, change)
         return True
-    after = end_attempt(run, run.state, CHECKSUM_MISMATCH)._replace(held_for=CHECKSUM_MISMATCH)
+    after = transitions.end_attempt(run, run.state, CHECKSUM_MISMATCH)._replace(held_for=CHECKSUM_MISMATCH)
     body = {
         **body,
         "error": plan.describe(check.error, plan.classify(check.error, now)),
@@ -88,7 +89,7 @@ def check_permission(
     if record is None or record.state in FINAL_STATES:
         terms = yield make(PrepareSubmission, (plan.policy_name, plan.policy, plan.policy_source))
         run, _, opening = transitions.open_run(plan, call, terms, record, now)
-    request = transitions.build_approval_request(plan, call, run)
+    request = build_approval_request(plan, call, run)
     objection = find_objection(permission.approval, request, now)
     if not objection:
         return None
@@ -100,13 +101,30 @@ def check_permission(
             "requested": request._asdict(),
             "proof": closing_proof(close_run(run, APPROVAL_NEEDED, now)),
         }
-        after = end_attempt(run, run.state, APPROVAL_NEEDED)._replace(held_for=APPROVAL_NEEDED)
+        after = transitions.end_attempt(run, run.state, APPROVAL_NEEDED)._replace(held_for=APPROVAL_NEEDED)
         change = RecordChange((run.state, "ESCALATION"), record, after, body)
         saved = yield from cooldown_step.append_to_run(plan, head, change, guards=permission.guards)
         if saved is None:
             return CONFLICT
         run = after
     return EndCall(None, refusals.approval_missing(plan, call, run, objection))
+
+
+def build_approval_request(plan: StepPlan, call: PreparedCall, run: RunRecord) -> ApprovalRequest:
+    """Return what an approval of the run's next attempt must cover.
+
+    Version and config are those of the code that would run, which may be newer than the code that began the
+    run: an approval of the older code does not cover it.
+    """
+    return ApprovalRequest(
+        run_entity=call.entity,
+        step=run.step,
+        effect=plan.effect,
+        input_hash=run.input_hash,
+        cfg_hash=call.code_hash or call.cfg_hash,
+        policy=plan.policy.digest,
+        attempt=run.attempt + 1,
+    )
 
 
 # Limits: breaker and rate ---------------------------------------------------------------------------

@@ -24,9 +24,9 @@ from oncemore.log.entry_codec import (
     was_notified_already,
 )
 from oncemore.log.group_commit import InterruptShield
-from oncemore.log.record import NOWHERE, ArtifactRecord, EventRecord, RecordChange, RunRecord
+from oncemore.log.record import NOWHERE, ArtifactRecord, EventRecord, LoadedHead, RecordChange, RunRecord
 from oncemore.log.store import Batch, Conflict, JoinedWriteFailed, Stored
-from oncemore.steps.ops import LoadedHead, VoidClaim
+from oncemore.steps.ops import VoidClaim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator

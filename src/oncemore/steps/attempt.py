@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
     from oncemore.artifacts.artifact import Artifact
     from oncemore.artifacts.store import ArtifactStore
+    from oncemore.log.record import LoadedHead
     from oncemore.log.store import StoreTransaction
     from oncemore.steps.attempt_storage import AttemptBackend
-    from oncemore.steps.ops import Given, LoadedHead
+    from oncemore.steps.ops import Given
     from oncemore.steps.transactions import AppliedMark
 
 MOST_EVENTS = 1000

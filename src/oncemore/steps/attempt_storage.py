@@ -18,10 +18,9 @@ from oncemore.steps.transactions import DATABASE_OPERATIONS, AppliedMark
 
 if TYPE_CHECKING:
     from oncemore.artifacts.artifact import Artifact, ArtifactLabel
-    from oncemore.log.record import ArtifactRecord
+    from oncemore.log.record import ArtifactRecord, LoadedHead
     from oncemore.steps.attempt import RunningAttempt
     from oncemore.steps.call import PreparedCall
-    from oncemore.steps.ops import LoadedHead
 
 
 class AttemptBackend(Protocol):

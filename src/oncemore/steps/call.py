@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oncemore.log.record import NOWHERE
+from oncemore.log.record import NOWHERE, LoadedHead
 from oncemore.steps.history import find_opening
 from oncemore.steps.lease import RESERVED
-from oncemore.steps.ops import LoadedHead
 
 if TYPE_CHECKING:
     from collections.abc import Callable

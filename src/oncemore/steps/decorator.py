@@ -9,7 +9,7 @@ from oncemore.errors import UsageError, warn_policy
 from oncemore.maintenance.import_keys import build_import, mark_keys_done
 from oncemore.open_engine import default_policy
 from oncemore.retries.options import as_seconds
-from oncemore.steps import operator_flow, step_map, transitions
+from oncemore.steps import admission, operator_flow, step_map, transitions
 from oncemore.steps.context import CONTEXT, parse_moment
 from oncemore.steps.ops import ReconcileAnswer
 from oncemore.steps.options import NO_EFFECT, StepOptions
@@ -202,7 +202,7 @@ class Step(StepCalls[P, R]):
         run = head.record
         if run is None or has_ended(head):
             run = transitions.new_run(call.plan, call, self._make_terms(call, "", now), run, now)
-        request = transitions.build_approval_request(plan_of_run(call.engine, call.plan, run), call, run)
+        request = admission.build_approval_request(plan_of_run(call.engine, call.plan, run), call, run)
         return grant_approval(
             call.engine,
             request,

@@ -50,14 +50,13 @@ if TYPE_CHECKING:
     from oncemore.limits.cooldowns import Cooldowns
     from oncemore.limits.shared_rate import RateLimiter
     from oncemore.log.encryption import Codec
-    from oncemore.log.record import MaintenanceRecord
+    from oncemore.log.record import LoadedHead, MaintenanceRecord
     from oncemore.log.store import Store, StoreFacts
     from oncemore.maintenance.backup import BackupReport, StoreSizes
     from oncemore.maintenance.erase import EraseReport
     from oncemore.maintenance.prune import PruneReport
     from oncemore.maintenance.size_warning import SizeExceeded
     from oncemore.maintenance.verify import VerificationReport
-    from oncemore.steps.ops import LoadedHead
     from oncemore.steps.plan import StepRate
     from oncemore.steps.run import Run
     from oncemore.workers.job_run import JobRun

@@ -26,9 +26,9 @@ from oncemore.steps.ops import (
 )
 
 if TYPE_CHECKING:
-    from oncemore.log.record import RunRecord
+    from oncemore.log.record import LoadedHead, RunRecord
     from oncemore.steps.call import PreparedCall
-    from oncemore.steps.ops import LoadedHead, Script
+    from oncemore.steps.ops import Script
     from oncemore.steps.plan import StepPlan
 
 #: The call has waited for the run, its own or that of another caller.

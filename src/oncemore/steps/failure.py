@@ -23,7 +23,8 @@ from oncemore.steps.ops import (
 )
 
 if TYPE_CHECKING:
-    from oncemore.steps.ops import Given, LoadedHead, Script
+    from oncemore.log.record import LoadedHead
+    from oncemore.steps.ops import Given, Script
     from oncemore.steps.plan import StepPlan
 
 UNKNOWN = ReconcileAnswer("unknown")

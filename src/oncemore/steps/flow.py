@@ -44,9 +44,9 @@ from oncemore.steps.recorded_policies import needs_own_policy
 
 if TYPE_CHECKING:
     from oncemore.errors import ResultUnavailable
-    from oncemore.log.record import RunRecord
+    from oncemore.log.record import LoadedHead, RunRecord
     from oncemore.steps.call import PreparedCall
-    from oncemore.steps.ops import AttemptTerms, LoadedHead, Script
+    from oncemore.steps.ops import AttemptTerms, Script
     from oncemore.steps.plan import StepPlan
 
 

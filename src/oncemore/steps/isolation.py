@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from oncemore.artifacts.store import ChildArtifactWriter
+    from oncemore.log.record import LoadedHead
     from oncemore.retries.loop import CallFunction
     from oncemore.steps.attempt import RunningAttempt
     from oncemore.steps.call import PreparedCall
-    from oncemore.steps.ops import LoadedHead
 
 GRACE_S = 5.0
 MOST_TEXT = 2000

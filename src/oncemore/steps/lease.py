@@ -19,10 +19,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from oncemore import clock as clocks
-from oncemore._ids import new_nonce, new_uuid7
 from oncemore.config import HEARTBEATS_PER_LEASE, LEASE_S
 from oncemore.errors import StoreError
-from oncemore.log.entry_codec import decode_head, encode_entry
+from oncemore.log.entry_codec import decode_head, encode_entry, new_nonce, new_uuid7
 from oncemore.log.group_commit import InterruptShield
 from oncemore.log.record import NOWHERE, RecordChange, WorkerRecord
 from oncemore.log.store import Batch, EntryWrite, HeadIndex, Stored

@@ -29,8 +29,9 @@ from oncemore.steps.ops import (
 )
 
 if TYPE_CHECKING:
+    from oncemore.log.record import LoadedHead
     from oncemore.steps.call import PreparedCall
-    from oncemore.steps.ops import LoadedHead, ReconcileAnswer, Script
+    from oncemore.steps.ops import ReconcileAnswer, Script
     from oncemore.steps.plan import StepPlan
 
 

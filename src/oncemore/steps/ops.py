@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from oncemore.log.record import RunRecord
+from oncemore.log.record import LoadedHead, RunRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -71,16 +71,6 @@ class AttemptTerms(NamedTuple):
     provider: str = ""
     actor: str = ""
     withheld: tuple[str, ...] = ()
-
-
-class LoadedHead(NamedTuple):
-    """An entity as it was read: the base of a compare-and-set."""
-
-    entity: str
-    version: int
-    hash: bytes
-    record: Any  # a Run, or None before the first entry; typed loosely because most stations know which
-    body: dict[str, Any] | None = None
 
 
 class LoadHead(NamedTuple):

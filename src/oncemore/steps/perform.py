@@ -62,9 +62,10 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from oncemore._driver import Script
+    from oncemore.log.record import LoadedHead
     from oncemore.policy.policy import Policy
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import AttemptTerms, EndCall, LoadedHead, Permission
+    from oncemore.steps.ops import AttemptTerms, EndCall, Permission
 
 #: Poll interval of a caller that waits for another worker: at first, at most, and the total.
 POLL_FIRST_S, POLL_MAX_S, POLL_TOTAL_S = 0.002, 0.05, 0.5

@@ -28,9 +28,9 @@ from oncemore.errors import (
 from oncemore.policy.explain import format_seconds
 
 if TYPE_CHECKING:
-    from oncemore.log.record import RunRecord
+    from oncemore.log.record import LoadedHead, RunRecord
     from oncemore.steps.call import PreparedCall
-    from oncemore.steps.ops import LoadedHead, Permission
+    from oncemore.steps.ops import Permission
     from oncemore.steps.plan import StepPlan
 
 #: What the log says of an attempt that nobody brought to its end, by reason.

@@ -10,7 +10,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from oncemore import clock as clocks
-from oncemore._ids import new_uuid7
 from oncemore._values import make
 from oncemore.audit.error_record import error_to_record
 from oncemore.errors import (
@@ -25,8 +24,8 @@ from oncemore.errors import (
     StoreError,
     UsageError,
 )
-from oncemore.log.entry_codec import load_head
-from oncemore.log.record import NOWHERE
+from oncemore.log.entry_codec import load_head, new_uuid7
+from oncemore.log.record import NOWHERE, LoadedHead
 from oncemore.open_engine import find_engine
 from oncemore.policy.canonical_json import run_seed
 from oncemore.policy.policy import PER_KEY, PER_RUN
@@ -37,7 +36,7 @@ from oncemore.steps.call import PreparedCall
 from oncemore.steps.context import CONTEXT
 from oncemore.steps.history import find_opening
 from oncemore.steps.keys import input_hash
-from oncemore.steps.ops import AttemptTerms, LoadedHead
+from oncemore.steps.ops import AttemptTerms
 from oncemore.steps.perform import CALL_OPERATIONS, run_call, run_call_async
 from oncemore.steps.plan import StepPlan, build_plan, describe_and_throttle
 from oncemore.steps.run import Run

@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from oncemore._values import make
-from oncemore.control.model import APPROVAL_NEEDED, ApprovalRequest
-from oncemore.log.record import RecordChange, RunRecord, begin_attempt, end_attempt
+from oncemore.control.model import APPROVAL_NEEDED
+from oncemore.log.record import FIELD_POSITIONS, RecordChange, RunRecord
 from oncemore.policy.canonical_json import run_seed
 from oncemore.policy.closing import POISON, close_run, closing_proof
 from oncemore.policy.decide import Situation, decide_retry
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from oncemore.control.model import Approval
+    from oncemore.log.record import LoadedHead
     from oncemore.policy.closing import ClosingDecision
     from oncemore.policy.decide import Decision
+    from oncemore.policy.model import Effect, State
     from oncemore.steps.call import PreparedCall
-    from oncemore.steps.ops import AttemptTerms, LoadedHead, ReconcileAnswer
+    from oncemore.steps.ops import AttemptTerms, ReconcileAnswer
     from oncemore.steps.plan import StepPlan
 
 #: States in which a run has ended: the next call of its key begins a new run, or returns the stored outcome.
@@ -46,6 +48,39 @@ _FAILURE_MARKS: tuple[Any, ...] = ("HARD_FAIL", "ESCALATION")
 _NO_RUN = RunRecord()
 #: The fields behind `provider` have their defaults in a new run.
 _DEFAULT_TAIL = _NO_RUN[RunRecord._fields.index("provider") + 1 :]
+
+
+# Attempts -------------------------------------------------------------------------------------------
+
+
+_POSITIONS = FIELD_POSITIONS[RunRecord]
+_STATE, _EFFECT, _WORKER = _POSITIONS["state"], _POSITIONS["effect"], _POSITIONS["worker"]
+_FENCE, _ATTEMPT, _ATTEMPT_COUNT = _POSITIONS["fence"], _POSITIONS["attempt"], _POSITIONS["attempt_count"]
+_STARTED_AT, _HELD_FOR, _REASON = _POSITIONS["started_at"], _POSITIONS["held_for"], _POSITIONS["reason"]
+_BUDGET_DEBT = _POSITIONS["budget_debt"]
+
+
+def begin_attempt(run: RunRecord, effect: Effect, worker: str, now: float) -> RunRecord:
+    """Return a run whose next attempt has started: counted, under a new fence, no longer held."""
+    # By position, here and below: the names of `_replace(name=value)` are half of the cost.
+    values: list[Any] = list(run)
+    values[_STATE], values[_EFFECT], values[_WORKER], values[_STARTED_AT] = "RUNNING", effect, worker, now
+    # A new fence for every attempt, so that the late result of a timed-out attempt is rejected even when
+    # both attempts belong to the same worker.
+    values[_FENCE] += 1
+    values[_ATTEMPT] += 1
+    values[_ATTEMPT_COUNT] += 1
+    values[_HELD_FOR], values[_REASON], values[_BUDGET_DEBT] = "", "", 0.0
+    return make(RunRecord, values)
+
+
+def end_attempt(run: RunRecord, state: State, reason: str, **changes: Any) -> RunRecord:
+    """Return a run whose attempt has ended: it belongs to no worker and is not held."""
+    values: list[Any] = list(run)
+    values[_STATE], values[_REASON], values[_WORKER], values[_HELD_FOR] = state, reason, "", ""
+    for name in changes:
+        values[_POSITIONS[name]] = changes[name]
+    return make(RunRecord, values)
 
 
 # Before a claim -------------------------------------------------------------------------------------
@@ -196,23 +231,6 @@ def build_deferral(
     until = min(until, run.deadline) if run.deadline else until
     after = run._replace(not_before=until, reason=reason)
     return RecordChange((*opening, mark), head.record, after, {**opened, **body})
-
-
-def build_approval_request(plan: StepPlan, call: PreparedCall, run: RunRecord) -> ApprovalRequest:
-    """Return what an approval of the run's next attempt must cover.
-
-    Version and config are those of the code that would run, which may be newer than the code that began the
-    run: an approval of the older code does not cover it.
-    """
-    return ApprovalRequest(
-        run_entity=call.entity,
-        step=run.step,
-        effect=plan.effect,
-        input_hash=run.input_hash,
-        cfg_hash=call.code_hash or call.cfg_hash,
-        policy=plan.policy.digest,
-        attempt=run.attempt + 1,
-    )
 
 
 def attempt_limit(plan: StepPlan, run: RunRecord, now: float) -> tuple[float | None, bool]:

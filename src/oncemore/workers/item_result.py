@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncemore.limits.cooldown_step import CooldownCall
+    from oncemore.log.record import LoadedHead
     from oncemore.policy.model import Failure
-    from oncemore.steps.ops import LoadedHead
     from oncemore.workers.executors import RemoteExecutor
     from oncemore.workers.map import MapJob
     from oncemore.workers.map_items import MapItem

@@ -15,11 +15,10 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from oncemore import clock as clocks
-from oncemore._ids import new_uuid7
 from oncemore.errors import StoreError
 from oncemore.limits.breaker import CIRCUIT_OPEN
 from oncemore.limits.cooldown_rules import ResourceRecord
-from oncemore.log.entry_codec import build_write, decode_head, load_head
+from oncemore.log.entry_codec import build_write, decode_head, load_head, new_uuid7
 from oncemore.log.group_commit import InterruptShield
 from oncemore.log.record import NOWHERE, JobRecord, RecordChange
 from oncemore.log.store import Batch, Stored

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence, Set
 
     from oncemore.errors import NotPermitted
+    from oncemore.log.record import LoadedHead
     from oncemore.log.store import Head
     from oncemore.steps.call import PreparedCall
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import LoadedHead, Script
+    from oncemore.steps.ops import Script
 
 #: How many runs of a step are listed at first, and the maximum age of a listing.
 PAGE_SIZE, MAX_LIST_AGE_S = 16, 0.05

@@ -12,8 +12,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from oncemore._ids import new_nonce
-from oncemore.log.entry_codec import decode_head, encode_entry
+from oncemore.log.entry_codec import decode_head, encode_entry, new_nonce
 from oncemore.log.record import JobRecord, RecordChange, RunRecord
 from oncemore.log.record import WorkerRecord as Lease
 from oncemore.log.store import Batch, EntryWrite, HeadIndex, HeadQuery

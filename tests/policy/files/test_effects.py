@@ -435,7 +435,11 @@ ROWS: dict[str, Callable[[Path], None]] = {
         "circuit_breaker", "max_failures: 9", of_step("_provider_rules.failures"), 9, "  cooldown_sec: 1\n"
     ),
     "circuit_breaker.cooldown_sec": in_section(
-        "circuit_breaker", "cooldown_sec: 9", of_step("_provider_rules.cooldown_s"), 9.0, "  max_failures: 3\n"
+        "circuit_breaker",
+        "cooldown_sec: 9",
+        of_step("_provider_rules.cooldown_s"),
+        9.0,
+        "  max_failures: 3\n",
     ),
     "circuit_breaker.half_open_probes": Statement(
         "circuit_breaker: {half_open_probes: 1}\n", "circuit_breaker: {half_open_probes: 2}\n"

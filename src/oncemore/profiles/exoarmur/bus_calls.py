@@ -15,10 +15,10 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from oncemore import clock as clocks
-from oncemore._ids import new_uuid7
 from oncemore.audit.recorder import OperationIds
 from oncemore.control.nats_switches import NO_MESSAGE_CODE
 from oncemore.errors import KeyConflict, MissingExtra, UsageError
+from oncemore.log.entry_codec import new_uuid7
 from oncemore.log.nats.servers import connect_first, hide_credentials, parse_servers
 from oncemore.policy.canonical_json import canonical_digest
 from oncemore.profiles.exoarmur.operation import inherit_ids

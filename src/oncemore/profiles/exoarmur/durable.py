@@ -20,9 +20,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncemore import clock as clocks
-from oncemore._ids import new_uuid7
 from oncemore.audit.error_record import error_to_record
 from oncemore.errors import RetriesExhausted, StepFailed
+from oncemore.log.entry_codec import new_uuid7
 from oncemore.profiles.exoarmur.operation import RetryError
 from oncemore.profiles.exoarmur.record import (
     NO_OWNER,
@@ -58,12 +58,12 @@ from oncemore.steps.perform import run_call_async
 from oncemore.steps.plan import StepPlan
 
 if TYPE_CHECKING:
-    from oncemore.log.record import RecordChange, RunRecord
+    from oncemore.log.record import LoadedHead, RecordChange, RunRecord
     from oncemore.policy.decide import Decision
     from oncemore.profiles.exoarmur.operation import PreparedOperation
     from oncemore.profiles.exoarmur.record import IdempotencyRecord
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import LoadedHead, Script
+    from oncemore.steps.ops import Script
 
 MAX_NAME_LENGTH = 200
 #: Categories that a switch does not stop, because switches and approvals are read and written with them.

@@ -7,7 +7,6 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from oncemore import clock as clocks
-from oncemore._ids import new_uuid7
 from oncemore._redact import mask_text
 from oncemore.audit.recorder import OperationIds, SinkWriter, check_category
 from oncemore.audit.sinks import AuditStream
@@ -24,6 +23,7 @@ from oncemore.errors import (
     UsageError,
     warn_policy,
 )
+from oncemore.log.entry_codec import new_uuid7
 from oncemore.open_engine import find_engine
 from oncemore.policy.canonical_json import run_seed
 from oncemore.policy.policy import Policy, check_seed

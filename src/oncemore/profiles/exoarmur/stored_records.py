@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from oncemore._ids import new_uuid7
 from oncemore.errors import InProgress, UsageError
+from oncemore.log.entry_codec import new_uuid7
 from oncemore.log.record import RecordChange, RunRecord
 from oncemore.policy.canonical_json import canonical_digest
 from oncemore.profiles.exoarmur.record import NO_OWNER, decode_record, encode_record, make_record
@@ -20,9 +20,10 @@ from oncemore.steps.ops import AppendChange, EndCall, LoadHead, ReadBody, ReadCl
 from oncemore.steps.perform import run_call_async
 
 if TYPE_CHECKING:
+    from oncemore.log.record import LoadedHead
     from oncemore.profiles.exoarmur.record import IdempotencyRecord
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import LoadedHead, Script
+    from oncemore.steps.ops import Script
 
 EFFECT: Final = "idempotent"
 CONFIG_HASH = cfg_hash("1", None)

@@ -17,12 +17,12 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
 from oncemore import clock as clocks
-from oncemore._ids import new_uuid7
 from oncemore._redact import mask_text
 from oncemore._values import Value
 from oncemore._version import __version__
 from oncemore.classifiers.http_status import get_header, parse_retry_after
 from oncemore.errors import UsageError
+from oncemore.log.entry_codec import new_uuid7
 from oncemore.profiles.lit.errors import CoreAnswer, UnreadableCoreAnswer
 from oncemore.steps.context import CONTEXT
 

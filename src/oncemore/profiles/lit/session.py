@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import quote
 
 from oncemore import clock as clocks
-from oncemore._ids import new_uuid7
 from oncemore._values import Value
 from oncemore.errors import UsageError
+from oncemore.log.entry_codec import new_uuid7
 from oncemore.profiles.lit import policy
 from oncemore.profiles.lit.errors import ActionOutcomeUnknown, CoreClientError, CoreClientHTTPError
 from oncemore.profiles.lit.http import check_id, current_ids

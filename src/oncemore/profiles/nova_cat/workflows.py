@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid5
 
-from oncemore._ids import new_uuid7
 from oncemore._values import Value
 from oncemore.errors import UsageError
+from oncemore.log.entry_codec import new_uuid7
 from oncemore.open_engine import find_engine
 from oncemore.policy import files
 from oncemore.profiles.nova_cat import events, names
