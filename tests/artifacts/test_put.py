@@ -212,10 +212,10 @@ def test_names_that_differ_in_case_only_are_refused(engine: Engine) -> None:
 def test_the_number_of_artifacts_is_bounded(engine: Engine) -> None:
     def work() -> None:
         attempt = oncemore.current()
-        attempt.kept = {str(at): None for at in range(MOST_ARTIFACTS)}  # type: ignore[misc]
+        attempt.artifacts = {str(at): None for at in range(MOST_ARTIFACTS)}  # type: ignore[misc]
         put(b"one too many")
 
-    assert "puts away more than 1000 artifacts" in step(work).run().error["message"]
+    assert "stores more than 1000 artifacts" in step(work).run().error["message"]
 
 
 # Whose attempt it is --------------------------------------------------------------------------------

@@ -192,10 +192,10 @@ def test_an_approval_revoked_between_the_look_and_the_intent_refuses_the_intent(
     store = engine.store
 
     def revoke() -> None:
-        engine._store = store
+        engine.opened_store = store
         engine.approvals.revoke(work.key("orders"), reason="stop")
 
-    engine._store = Between(store, revoke)  # type: ignore[assignment]
+    engine.opened_store = Between(store, revoke)  # type: ignore[assignment]
     with pytest.raises(NotPermitted, match="was revoked"):
         work("orders")
     assert calls == []

@@ -184,7 +184,7 @@ def test_a_switch_thrown_between_the_look_and_the_intent_refuses_the_intent(
         engine.switches.off(reason="off")
     ship("warm")
     store = engine.store
-    engine._store = Between(store, lambda: _throw(engine, store))  # type: ignore[assignment]
+    engine.opened_store = Between(store, lambda: _throw(engine, store))  # type: ignore[assignment]
     count = intents(engine)
     with pytest.raises(NotPermitted, match="in the very moment"):
         ship("a")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from oncemore.log.memory import MemoryStore
 from oncemore.messaging import driver as delivery_driver
-from oncemore.steps import flow, perform
+from oncemore.steps import call_operations, flow
 from oncemore.steps.engine import Engine
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def start_engine_call(engine: Engine, step: Any, *args: Any) -> ScriptRun:
 
 def run_with_driver(engine: Engine, call: PreparedCall, script: Script) -> ScriptRun:
     """Return the run of any step script on an engine, performed by the real driver."""
-    table = perform.CALL_OPERATIONS.blocking
+    table = call_operations.CALL_OPERATIONS.blocking
     return ScriptRun(script, lambda op: table[type(op)](call, op), lambda: kill_process(engine))
 
 

@@ -41,6 +41,7 @@ from tests.sim.judge import Book, Judge
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    from oncemore.log.record import LoadedHead
     from tests.crash.harness import CrashPoint, Script
 
 ENTITY = "run/k"
@@ -367,7 +368,8 @@ class JudgedSimulation(StepSimulation):
     def run_flow(self, kind: str, start: Callable[..., Script], **call: Any) -> Script:
         """Run one flow; yield before every operation and every action, where the process may crash."""
         identity = self.make_call()
-        vars(identity).update(call)
+        for name, value in call.items():
+            setattr(identity, name, value)
         judged_call = self.judged_call = SimpleNamespace(
             call=identity, kind=kind, life=self.book.life, cut=None, store_failed=False, other=False, fence=0,
             committed=False, asked_about=("", 0, 0.0, 0.0),

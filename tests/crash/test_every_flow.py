@@ -28,6 +28,8 @@ from tests.crash.simulation import ENTITY, POLICY, Interruption, JudgedSimulatio
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from oncemore.log.record import LoadedHead
+
     Flow = Callable[[], Any]
 
 

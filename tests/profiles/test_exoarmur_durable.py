@@ -31,6 +31,7 @@ from oncemore.profiles.exoarmur import (
     stored_records,
 )
 from oncemore.retries.loop import ENDS
+from oncemore.steps.history import verify_chain
 from oncemore.steps.ops import AppendChange, EndCall, LoadHead
 from oncemore.testing import FakeClock
 from tests.profiles.test_exoarmur import RUN_ID, run, told, work_of
@@ -597,4 +598,4 @@ def test_another_process_closes_the_attempt_of_a_killed_one_and_continues(
         assert told(manager.audit)[1:3] == [("retry_attempt", 2), ("retry_succeeded", 3)]
         outcomes = [(attempt.number, attempt.reason) for attempt in run_of(engine).attempts]
         assert outcomes == [(1, "lease_expired"), (2, "retry"), (3, "")]
-        assert oncemore.steps.run.verify_chain(engine.store.read_entries())  # type: ignore[attr-defined]
+        assert verify_chain(engine.store.read_entries())

@@ -11,8 +11,8 @@ import sys
 from typing import Any
 
 from oncemore.cli import main
+from oncemore.steps.call_operations import CALL_OPERATIONS
 from oncemore.steps.ops import AppendChange, RunAttempt
-from oncemore.steps.perform import CALL_OPERATIONS
 
 
 def lethal(does: Any, kind: str, when: str, at: str) -> Any:

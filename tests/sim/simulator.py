@@ -40,7 +40,7 @@ from oncemore.log.store import Stored
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.model import Failure
 from oncemore.policy.policy import Policy
-from oncemore.steps import append, engine, lease, operator_flow, perform, transitions
+from oncemore.steps import append, call_operations, engine, lease, operator_flow, perform, transitions
 from oncemore.steps.attempt import RunningAttempt
 from oncemore.steps.attempt_storage import AttemptStorage, build_checkpoint
 from oncemore.steps.call import PreparedCall
@@ -588,7 +588,7 @@ class Sim:
                 if isinstance(raised, Violation):
                     raise
                 process.link.op = None
-                job.abandon(raised)
+                perform.abandon_call(job, raised)
                 value, error = None, self.raised(job, raised)
             if error is not None:
                 break
@@ -707,7 +707,7 @@ class Sim:
         """Write as the drivers do: an answer that was lost is found by sending the same again."""
         yield "Save " + op.change.marks[-1]
         link = lane.process.link
-        batch, after = append.encode_change(job, op)
+        batch, after = perform.encode_change(job, op)
         link.lane, link.op = lane, op
         try:
             answer = job.store.append(batch).wait()
@@ -722,7 +722,7 @@ class Sim:
             except StopIteration as end:
                 answer = end.value
         link.op = None
-        return append.apply_result(job, op, after, answer)
+        return perform.apply_result(job, op, after, answer)
 
     def stored(self, lane: Lane | None, op: AppendChange, batch: Any) -> None:
         """A write of a lane is in the store."""
@@ -911,7 +911,7 @@ def _value(entity: str, attempt: int) -> str:
 
 
 #: The real functions that perform operations of a call.
-PERFORM: Any = perform.CALL_OPERATIONS.blocking
+PERFORM: Any = call_operations.CALL_OPERATIONS.blocking
 
 _DO: dict[type, Any] = {
     LoadHead: Sim._load,

@@ -14,7 +14,16 @@ from oncemore.log.entry_codec import build_write, load_head
 from oncemore.log.memory import MemoryStore
 from oncemore.log.record import RecordChange, RunRecord
 from oncemore.log.store import Batch, Conflict, Stored
-from oncemore.steps import append, existing_run, failure, flow, perform, refusals, transitions
+from oncemore.steps import (
+    append,
+    call_operations,
+    existing_run,
+    failure,
+    flow,
+    perform,
+    refusals,
+    transitions,
+)
 from oncemore.steps.attempt_storage import AttemptStorage
 from oncemore.steps.ops import (
     CONFLICT,
@@ -112,20 +121,20 @@ def whose_entry_stands_there_is_not_looked_at(patch: pytest.MonkeyPatch) -> type
 
 @bug
 def who_closes_a_lost_attempt_does_not_compare(patch: pytest.MonkeyPatch) -> type[Sim]:
-    encode_change = append.encode_change
+    encode_change = perform.encode_change
 
     def encode_blindly(call: PreparedCall, op: AppendChange) -> Any:
         if op.change.after.reason == "lease_expired":  # type: ignore[union-attr]
             op = op._replace(seen=load_head(call.store, op.seen.entity))
         return encode_change(call, op)
 
-    patch.setattr(append, "encode_change", encode_blindly)
+    patch.setattr(perform, "encode_change", encode_blindly)
     return Sim
 
 
 @bug
 def nobody_asks_whether_the_worker_is_alive(patch: pytest.MonkeyPatch) -> type[Sim]:
-    patch.setitem(perform.CALL_OPERATIONS.blocking, ReadLease, lambda call, op: 0.0)  # type: ignore[arg-type]
+    patch.setitem(call_operations.CALL_OPERATIONS.blocking, ReadLease, lambda call, op: 0.0)  # type: ignore[arg-type]
     return Sim
 
 
@@ -183,7 +192,7 @@ def a_lost_lease_hides_a_cancellation(patch: pytest.MonkeyPatch) -> type[Sim]:
 
 @bug
 def events_are_written_before_the_commit(patch: pytest.MonkeyPatch) -> type[Sim]:
-    encode_change = append.encode_change
+    encode_change = perform.encode_change
 
     def encode_alone(call: PreparedCall, op: AppendChange) -> Any:
         batch, after = encode_change(call, op)
@@ -196,7 +205,7 @@ def events_are_written_before_the_commit(patch: pytest.MonkeyPatch) -> type[Sim]
                 self.store.append(Batch((write,))).wait()
             return (yield from super()._save(lane, job, op))
 
-    patch.setattr(append, "encode_change", encode_alone)
+    patch.setattr(perform, "encode_change", encode_alone)
     return Broken
 
 

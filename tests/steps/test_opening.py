@@ -340,8 +340,8 @@ def test_the_same_engine_may_be_entered_twice_and_closes_with_the_last() -> None
     with engine:
         with engine:
             made("plain", Turns("value"))()
-        assert engine._store is not None
-    assert engine._store is None
+        assert engine.opened_store is not None
+    assert engine.opened_store is None
 
 
 def test_a_closed_engine_can_be_used_again(engine: oncemore.Engine) -> None:

@@ -19,7 +19,7 @@ from oncemore.log.record import RecordChange
 from oncemore.log.store import Batch, Conflict
 from oncemore.policy.policy import STANDARD, policy_name
 from oncemore.retries import timeouts
-from oncemore.steps import ops, perform, reconcile
+from oncemore.steps import attempt_storage, operations, ops, perform, reconcile
 from oncemore.steps.engine import Engine
 from oncemore.steps.lease import WorkerIdentity
 
@@ -211,7 +211,7 @@ def test_a_body_that_is_gone_without_a_record_is_said_to_be_gone() -> None:
     with pytest.raises(StoreError, match="was it pruned"):
         work(1)
     with pytest.raises(StoreError, match="was it pruned"):
-        perform.read_entry(work._prepare_call((2,), {}), "run/none", 1)
+        attempt_storage.read_entry(work._prepare_call((2,), {}), "run/none", 1)
 
 
 def test_an_attempt_that_came_back_in_a_forked_child_writes_nothing() -> None:
@@ -292,23 +292,23 @@ def test_after_a_cut_nothing_is_waited_for() -> None:
         seen = load_head(job.store, "run/x")
         assert reconcile.ask_reconcile(job, ops.AskReconcile(seen)).found == "unknown"
         assert asyncio.run(reconcile.ask_reconcile_async(job, ops.AskReconcile(seen))).found == "unknown"
-        assert not perform._run_attempt(job, ops.RunAttempt(seen)).begun
-        assert not asyncio.run(perform._run_attempt_async(job, ops.RunAttempt(seen))).begun
-        for wait in (perform._sleep_seconds, perform._watch_entity):
+        assert not perform.run_attempt(job, ops.RunAttempt(seen)).begun
+        assert not asyncio.run(perform.run_attempt_async(job, ops.RunAttempt(seen))).begun
+        for wait in (operations.sleep_seconds, operations.watch_entity):
             with pytest.raises(Cutoff):
                 wait(
                     job,
                     ops.WatchEntity("run/x", 0, 60.0)
-                    if wait is perform._watch_entity
+                    if wait is operations.watch_entity
                     else ops.SleepSeconds(60.0),
                 )
-        for pause in (perform._sleep_seconds_async, perform._watch_entity_async):
+        for pause in (operations.sleep_seconds_async, operations.watch_entity_async):
             with pytest.raises(Cutoff):
                 asyncio.run(
                     pause(
                         job,
                         ops.WatchEntity("run/x", 0, 60.0)
-                        if pause is perform._watch_entity_async
+                        if pause is operations.watch_entity_async
                         else ops.SleepSeconds(9.0),
                     )
                 )
@@ -498,14 +498,14 @@ def test_a_worker_is_not_given_up_while_another_call_is_about_to_begin_under_it(
     step = plain(store)
     one, two = (step._prepare_call((1,), {}) for _ in range(2))
     begin = ops.ReserveWorker(policy_name(STANDARD), STANDARD)
-    first, second = perform._reserve_worker(one, begin), perform._reserve_worker(two, begin)
+    first, second = perform.reserve_worker(one, begin), perform.reserve_worker(two, begin)
     assert first.worker == second.worker
     one.current_attempt = ("run/x", 1)
     one.worker.add_attempt(one.current_attempt)
-    one.abandon(StoreError("the outcome could not be written"))
+    perform.abandon_call(one, StoreError("the outcome could not be written"))
     assert not store.is_worker_gone(second.worker)
     assert step._engine.leases.lease_until(second.worker, "run/x", 1) == 0.0
-    assert perform._reserve_worker(one, begin).worker != second.worker
+    assert perform.reserve_worker(one, begin).worker != second.worker
     two.release_worker()
     assert store.is_worker_gone(second.worker)
     assert not two.worker.reserve_slot()
@@ -513,6 +513,6 @@ def test_a_worker_is_not_given_up_while_another_call_is_about_to_begin_under_it(
     real = engine.leases.current_identity
     engine.leases.current_identity = lambda now: over.pop() if over else real(now)
     three = step._prepare_call((1,), {})
-    assert perform._reserve_worker(three, begin).worker == one.worker.name
+    assert perform.reserve_worker(three, begin).worker == one.worker.name
     one.release_worker()
     three.release_worker()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncemore.log.entry_codec import load_head
+from oncemore.steps.call_operations import CALL_OPERATIONS
 from oncemore.steps.decorator import known_step
 from oncemore.steps.ops import RunAttempt
-from oncemore.steps.perform import CALL_OPERATIONS
 
 if TYPE_CHECKING:
     import oncemore

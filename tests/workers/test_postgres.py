@@ -11,11 +11,11 @@ import oncemore
 from oncemore.log.entry_codec import load_head
 from oncemore.log.postgres.store import PostgresStore
 from oncemore.log.store import HeadQuery
+from oncemore.steps.call_operations import CALL_OPERATIONS
 from oncemore.steps.decorator import known_step
 from oncemore.steps.engine import Engine
 from oncemore.steps.history import verify_chain
 from oncemore.steps.ops import RunAttempt
-from oncemore.steps.perform import CALL_OPERATIONS
 from oncemore.workers.takeover import FAR_FUTURE
 from oncemore.workers.worker_report import WorkerStats
 from tests.servers import postgres

@@ -68,7 +68,8 @@ class PermissionCheck:
 
     def __init__(self, external: ExternalSwitches | None = None) -> None:
         self.external = external
-        self._cached_permission: Permission | None = None
+        #: The permission while all switches of the log are off; None if they must be read.
+        self.cached: Permission | None = None
 
     @property
     def has_external(self) -> bool:
@@ -90,11 +91,11 @@ class PermissionCheck:
 
     def drop_cached(self) -> None:
         """Drop the cache, so that the next check reads the switches."""
-        self._cached_permission = None
+        self.cached = None
 
     def ask_permission(self, engine: Engine, op: AskPermission) -> Permission:
         """Return whether an attempt may begin."""
-        cached = self._cached_permission
+        cached = self.cached
         # Approvals and external switches are not cached; without them a check costs no read at all.
         if cached is not None and not op.entity and (self.external is None or not op.begins):
             return cached
@@ -104,7 +105,7 @@ class PermissionCheck:
             return Permission({}, SWITCHES_UNKNOWN, error=error)
 
     def _evaluate_permission(self, engine: Engine, op: AskPermission) -> Permission:
-        permission = self._cached_permission or self._read_switches(engine, op)
+        permission = self.cached or self._read_switches(engine, op)
         if permission.stop:
             return permission
         if op.begins and self.external is not None:
@@ -121,8 +122,8 @@ class PermissionCheck:
         guards = {SWITCHES_ENTITY: version}
         # Only this result may be cached: the guard of the INTENT detects when it is outdated.
         if control.state == CLEAR:
-            self._cached_permission = Permission(guards)
-            return self._cached_permission
+            self.cached = Permission(guards)
+            return self.cached
         if control.moved_to:
             return Permission(guards, LOG_MOVED, control.moved_to)
         name = find_blocking_switch(control, op.steps, op.tenant, op.pipeline) if op.begins else ""

@@ -29,8 +29,8 @@ from oncemore.policy.closing import OUTCOME_UNKNOWN
 from oncemore.policy.policy import STANDARD
 from oncemore.steps import operator_flow
 from oncemore.steps.call import PreparedCall
+from oncemore.steps.call_operations import run_decision
 from oncemore.steps.ops import ReconcileAnswer
-from oncemore.steps.perform import run_decision
 from oncemore.steps.plan import StepPlan
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from oncemore.maintenance.tasks import resolve_actor
 from oncemore.policy.canonical_json import normalize_name
 from oncemore.policy.closing import close_run, closing_proof
 from oncemore.steps import history
+from oncemore.steps.call_operations import run_decision
 from oncemore.steps.ops import NOW, AppendChange, EndCall, LoadHead
-from oncemore.steps.perform import run_decision
 from oncemore.steps.transitions import end_attempt
 
 if TYPE_CHECKING:

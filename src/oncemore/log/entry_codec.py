@@ -57,6 +57,8 @@ HELD = "HELD"
 LARGE_BYTES = 256 * 1024
 #: Limit of characters of a string that needs no encoding of its own.
 PLAIN_TEXT_LENGTH = 1024
+#: Types of results that are their own stored form.
+PLAIN_TYPES = frozenset((str, int, float, bool, type(None)))
 
 
 class EntryHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -28,8 +28,8 @@ from oncemore.messaging.delivery import CheckStop, CountRuns, ListPendingEvents,
 from oncemore.messaging.message import make_message
 from oncemore.retries.deadlines import run_with_timeout
 from oncemore.retries.loop import CallFunction
-from oncemore.steps.append import run_in_thread
 from oncemore.steps.attempt import OURS
+from oncemore.steps.operations import run_in_thread
 from oncemore.steps.ops import (
     AppendChange,
     AskPermission,

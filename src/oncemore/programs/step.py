@@ -33,10 +33,11 @@ from oncemore.programs.store_secret import load_store_secret
 from oncemore.retries.deadlines import timeout_error
 from oncemore.steps import flow, transitions
 from oncemore.steps.attempt_storage import AttemptStorage
+from oncemore.steps.call_operations import CALL_OPERATIONS
 from oncemore.steps.decorator import Step
 from oncemore.steps.ops import AppendChange, RunAttempt, SleepSeconds, WatchEntity
 from oncemore.steps.options import StepOptions
-from oncemore.steps.perform import CALL_OPERATIONS, run_call
+from oncemore.steps.perform import run_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,7 +124,7 @@ class ProgramStep(Step[Any, Any]):
         try:
             with self._signals.defer_signals():
                 if decision is not None:
-                    run_call(call, decision(call.plan, call))
+                    run_call(call, decision(call.plan, call), CALL_OPERATIONS)
                 return run_call(call, flow.run_step(call.plan, call), self._operations)
         except Error as error:
             self._attach_run(error, call)

@@ -21,6 +21,7 @@ from oncemore.log.tagged_json import TaggedEncoder
 from oncemore.policy.canonical_json import make_event_id, run_seed
 from oncemore.retries.deadlines import time_remaining
 from oncemore.retries.loop import ENDS
+from oncemore.steps.call import PreparedCall
 from oncemore.steps.context import CONTEXT, CallContext, earlier_deadline
 
 if TYPE_CHECKING:
@@ -34,8 +35,7 @@ if TYPE_CHECKING:
     from oncemore.steps.ops import Given
     from oncemore.steps.transactions import AppliedMark
 
-MOST_EVENTS = 1000
-MOST_ARTIFACTS = 1000
+MOST_EVENTS = MOST_ARTIFACTS = 1000
 #: Prefix of the topics of this package; no step may use it.
 OURS = "oncemore."
 _ENCODER = TaggedEncoder()
@@ -53,7 +53,7 @@ class Attempt:
     parent: RunningAttempt | None
     artifacts: dict[str, tuple[ArtifactRecord, bool]]
     fork_count: int
-    _backend: AttemptBackend
+    _storage: PreparedCall | AttemptBackend
     _read_only: bool
     # Defaults of the class: one object is made per attempt, and most attempts leave these as they are.
     over = False
@@ -199,9 +199,9 @@ class Attempt:
         committed, the function ends here, and the stored result is the result.
         """
         self._check_transactional("transaction", "on_commit", self.also)
-        if self.mark is not None and self.mark.connection is not connection:
-            raise UsageError(f"{self.step}: one attempt, one database; two cannot be committed as one")
         if self.mark is not None:
+            if self.mark.connection is not connection:
+                raise UsageError(f"{self.step}: one attempt, one database; two cannot be committed as one")
             raise UsageError(f"{self.step}: current().transaction() was called before in this attempt")
         return self._backend.begin_transaction(self._as_running(), connection)
 
@@ -268,6 +268,15 @@ class Attempt:
                 f"{self.step}: attempt {self.number} is the parent's, a forked child cannot {action}"
             )
 
+    @property
+    def _backend(self) -> AttemptBackend:
+        """The storage of checkpoints and artifacts; made at first use, because most attempts need none."""
+        if isinstance(self._storage, PreparedCall):
+            from oncemore.steps.attempt_storage import AttemptStorage
+
+            self._storage = AttemptStorage(self._storage)
+        return self._storage
+
     def _as_running(self) -> RunningAttempt:
         assert isinstance(self, RunningAttempt)
         return self
@@ -290,18 +299,18 @@ class RunningAttempt(Attempt):
     def __init__(
         self,
         seen: LoadedHead,
-        backend: AttemptBackend,
+        storage: PreparedCall | AttemptBackend,
         parent: RunningAttempt | None = None,
         *,
         read_only: bool = False,
     ) -> None:
         self.seen, self.parent, self.fork_count = seen, parent, _fork_count[0]
         self.artifacts = {}
-        self._backend, self._read_only = backend, read_only
+        self._storage, self._read_only = storage, read_only
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process was forked inside the function: the attempt belongs to the parent process."""
+        """Whether this process was forked inside the function: the attempt is that of the parent process."""
         return self.fork_count != _fork_count[0]
 
     def save_checkpoint(self, plain: Any) -> Any:
@@ -344,7 +353,7 @@ class RunningAttempt(Attempt):
         return tuple(tag_artifact(reference_to_artifact(record)) for record, _ in self.artifacts.values())
 
 
-#: How many forks led to this process: an attempt that began before the last one belongs to the parent.
+#: The number of forks that led to this process.
 _fork_count = [0]
 
 
@@ -353,8 +362,6 @@ def _count_fork() -> None:
 
 
 register_at_fork(after_in_child=_count_fork)
-
-
 CURRENT: ContextVar[RunningAttempt | None] = ContextVar("oncemore.current", default=None)
 
 

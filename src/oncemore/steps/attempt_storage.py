@@ -11,8 +11,8 @@ from oncemore.errors import Cancelled, LeaseLost, StoreError, UsageError
 from oncemore.log.entry_codec import CHECKPOINT, load_head, read_body
 from oncemore.log.record import RecordChange
 from oncemore.log.tagged_json import untag_value
-from oncemore.steps.append import append_change, append_change_async, run_in_thread
 from oncemore.steps.db_adapters import adapt_connection
+from oncemore.steps.operations import run_in_thread
 from oncemore.steps.ops import AppendChange
 from oncemore.steps.transactions import DATABASE_OPERATIONS, AppliedMark
 
@@ -79,9 +79,13 @@ class AttemptStorage:
         op = build_checkpoint(attempt, plain)
         if self._call.plan.is_async:
             return self._save_checkpoint_async(attempt, op)
+        from oncemore.steps.perform import append_change
+
         return self.continue_attempt(attempt, append_change(self._call, op))
 
     async def _save_checkpoint_async(self, attempt: RunningAttempt, op: AppendChange) -> None:
+        from oncemore.steps.perform import append_change_async
+
         try:
             saved = await append_change_async(self._call, op)
         except GeneratorExit:

@@ -8,24 +8,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oncemore.log.record import NOWHERE, LoadedHead
+from msgspec import Struct
+
 from oncemore.steps.history import find_opening
 from oncemore.steps.lease import RESERVED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from oncemore.log.record import LoadedHead
     from oncemore.log.store import Store
     from oncemore.steps.engine import Engine
     from oncemore.steps.lease import WorkerIdentity
-    from oncemore.steps.ops import AttemptTerms, EndCall
+    from oncemore.steps.ops import AttemptTerms
     from oncemore.steps.plan import StepPlan
 
     Arguments = tuple[tuple[Any, ...], dict[str, Any]]
     TermsFactory = Callable[["PreparedCall", str, float], AttemptTerms]
 
 
-class PreparedCall:
+#: Stands for a field that the context of a script does not need.
+_UNSET: Any = None
+
+
+class PreparedCall(Struct, eq=False):
     """A call of a step, prepared and in progress.
 
     entity      the entity of its key in the log
@@ -56,39 +62,37 @@ class PreparedCall:
     recorded         id and arguments of the run whose recorded arguments were read last
     """
 
-    # Defaults of the class: one call object is made per call, and most calls leave most fields as they are.
-    input_hash = cfg_hash = code_hash = tenant = ""
-    deadline = give_up = 0.0
+    entity: str
+    plan: StepPlan
+    engine: Engine = _UNSET
+    store: Store = _UNSET
+    head: LoadedHead = _UNSET
+    make_terms: TermsFactory = _UNSET
+    input_hash: str = ""
+    cfg_hash: str = ""
+    code_hash: str = ""
+    deadline: float = 0.0
+    give_up: float = 0.0
+    tenant: str = ""
     args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}  # noqa: RUF012 - replaced, never changed
-    counted: dict[str, Any] = {}  # noqa: RUF012
-    inputs = b""
+    kwargs: dict[str, Any] = {}
+    counted: dict[str, Any] = {}
+    inputs: bytes = b""
     withheld: tuple[str, ...] = ()
     worker: WorkerIdentity | None = None
-    has_reservation = was_reread = False
+    has_reservation: bool = False
     current_attempt: tuple[str, int] | None = None
     interrupt: BaseException | None = None
     last_answer: Any = None
-    write_count = 0
+    was_reread: bool = False
+    write_count: int = 0
     own_arguments: Arguments | None = None
     recorded: tuple[str, dict[str, Any]] | None = None
-    entity: str
-    plan: StepPlan
-    engine: Engine
-    store: Store
-    head: LoadedHead
-    make_terms: TermsFactory
-
-    def __init__(self, entity: str, plan: StepPlan, **fields: Any) -> None:
-        self.entity, self.plan = entity, plan
-        self.__dict__.update(fields)
 
     @classmethod
     def for_decision(cls, engine: Engine) -> PreparedCall:
         """Return the context of an operator's script, which runs no step."""
-        call = cls.__new__(cls)
-        call.engine, call.store = engine, engine.store
-        return call
+        return cls("", _UNSET, engine=engine, store=engine.store)
 
     @property
     def key(self) -> str:
@@ -129,25 +133,6 @@ class PreparedCall:
             if self.worker.retired:
                 self.engine.leases.close_retired_worker(self.worker)
 
-    def leave_attempt(self) -> None:
-        """End the attempt in this process: its worker no longer holds it."""
-        if self.current_attempt is not None and self.worker is not None:
-            # Cleared first: an interruption below must not make it leave twice.
-            attempt, self.current_attempt = self.current_attempt, None
-            self.worker.remove_attempt(attempt)
-            if self.worker.retired:
-                self.engine.leases.close_retired_worker(self.worker)
-
-    def abandon(self, error: BaseException) -> None:
-        """Give the attempt up after its outcome could not be stored, so that other workers can take it over.
-
-        After a second Ctrl-C nothing is written any more: the store may be the reason for the wait.
-        """
-        if self.current_attempt is not None and self.worker is not None:
-            self.engine.leases.retire_worker(self.worker, quietly=not isinstance(error, Exception))
-            self.leave_attempt()
-        self.release_worker()
-
     def keep_if_closed(self, error: BaseException | None, answer: Any) -> None:
         """Keep the result of an operation whose coroutine is being closed.
 
@@ -155,20 +140,3 @@ class PreparedCall:
         """
         if isinstance(error, GeneratorExit):
             self.last_answer = answer
-
-    def finish(self, end: EndCall) -> Any:
-        """Return the value of the call, or raise its error; an interruption takes precedence."""
-        if self.has_reservation:
-            self.release_worker()
-        error = self.interrupt or end.error
-        if error is None:
-            return end.value
-        try:
-            raise error
-        finally:
-            del error, end, self  # break the cycle: error → traceback → frame → error
-
-
-def unknown_head(entity: str) -> LoadedHead:
-    """Return the head of an entity that does not exist."""
-    return LoadedHead(entity, 0, NOWHERE, None)

@@ -11,9 +11,11 @@ from contextvars import ContextVar
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from oncemore import clock as clocks
 from oncemore._values import Value
 from oncemore.errors import UsageError
 from oncemore.policy.canonical_json import normalize_name
+from oncemore.retries.loop import ENDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,3 +106,16 @@ def parse_moment(name: str, value: When, now: float) -> float:
 def earlier_deadline(one: float, other: float) -> float:
     """Return the earlier of two moments, of which 0 is none."""
     return min(one, other) if one and other else one or other
+
+
+def compute_deadlines(
+    total_timeout_s: float | None, outer_deadline: float, now: float
+) -> tuple[float, float]:
+    """Return when a new run must have ended, and until when this caller waits; 0 for no limit."""
+    own = now + total_timeout_s if total_timeout_s is not None else 0.0
+    deadline = min(own, outer_deadline) if own and outer_deadline else own or outer_deadline
+    outer = ENDS.get()
+    if outer is None:
+        return deadline, deadline
+    left = now + max(0.0, outer - clocks.current.monotonic())
+    return deadline, min(deadline, left) if deadline else left

@@ -10,11 +10,11 @@ from oncemore.maintenance.import_keys import build_import, mark_keys_done
 from oncemore.open_engine import default_policy
 from oncemore.retries.options import as_seconds
 from oncemore.steps import admission, operator_flow, step_map, transitions
-from oncemore.steps.context import CONTEXT, parse_moment
+from oncemore.steps.context import CONTEXT, compute_deadlines, parse_moment
 from oncemore.steps.ops import ReconcileAnswer
 from oncemore.steps.options import NO_EFFECT, StepOptions
 from oncemore.steps.recorded_policies import plan_of_run
-from oncemore.steps.step import OUTCOME_ERRORS, StepCalls, compute_deadlines, has_ended
+from oncemore.steps.step import OUTCOME_ERRORS, StepCalls, has_ended
 from oncemore.workers.poll import KnownStep
 
 if TYPE_CHECKING:

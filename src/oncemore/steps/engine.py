@@ -169,7 +169,8 @@ class Engine:
 
     def _start_empty(self) -> None:
         self._lock = threading.RLock()
-        self._store: Store | None = None
+        #: The store while it is open; `store` opens it.
+        self.opened_store: Store | None = None
         self._entered = 0
         self.leases.reset(self._lock)
         self.permissions.drop_cached()
@@ -188,14 +189,14 @@ class Engine:
     @property
     def store(self) -> Store:
         """The store, opened at first use."""
-        store = self._store
+        store = self.opened_store
         if store is None:
             with self._lock:
-                if self._store is None:
+                if self.opened_store is None:
                     with InterruptShield():
-                        self._store = opened = self._open_store()
+                        self.opened_store = opened = self._open_store()
                         self.copy_check.read_notice(opened)
-                store = self._store
+                store = self.opened_store
         return store
 
     @property
@@ -206,7 +207,7 @@ class Engine:
 
     def now(self) -> float:
         """Return the store's time, in POSIX seconds."""
-        return (self._store or self.store).now() + clocks.current.offset
+        return (self.opened_store or self.store).now() + clocks.current.offset
 
     # Operators --------------------------------------------------------------------------------------
 
@@ -351,7 +352,7 @@ class Engine:
             self.notifier.close(0.0 if quietly else CLOSE_TIMEOUT_S)
         with self._lock:
             quietly = self.leases.closes_quietly
-            store, self._store, self.copy_check.notice = self._store, None, NOT_CHECKED
+            store, self.opened_store, self.copy_check.notice = self.opened_store, None, NOT_CHECKED
             end_leases = self.leases.detach_workers()
             self.breakers = BreakerCache()
         self.permissions.close()
@@ -368,7 +369,8 @@ def _check_after_renewal(engine: Engine) -> None:
     """Send notifications that are due and check the size of the store, after each heartbeat."""
     if engine.notifier is not None:
         engine.notifier.wake_thread(engine)
-    store = engine._store  # noqa: SLF001 - a heartbeat must not open a store that was closed
+    # Not `engine.store`: a heartbeat must not open a store that was closed.
+    store = engine.opened_store
     if store is not None:
         engine.size_monitor.check_sizes(engine, store)
 

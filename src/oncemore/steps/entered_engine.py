@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from oncemore.steps.engine import Engine
 
-_ENTERED_ENGINES: ContextVar[tuple[Engine, ...]] = ContextVar("oncemore.engines", default=())
+#: The engines whose `with` blocks surround this code, the innermost last.
+ENTERED_ENGINES: ContextVar[tuple[Engine, ...]] = ContextVar("oncemore.engines", default=())
 #: The engines whose `with` blocks this process is in.
 _entered: list[Engine] = []
 
@@ -27,16 +28,16 @@ def enter_engine(engine: Engine) -> None:
     """Make an engine that of all steps called from here on, also in threads without a context."""
     if engine not in _entered:
         _entered.append(engine)
-    _ENTERED_ENGINES.set((*_ENTERED_ENGINES.get(), engine))
+    ENTERED_ENGINES.set((*ENTERED_ENGINES.get(), engine))
 
 
 def leave_engine(engine: Engine, *, last: bool) -> None:
     """End a block; `last` says that the process is in no other block of this engine."""
-    around = list(_ENTERED_ENGINES.get())
+    around = list(ENTERED_ENGINES.get())
     around.reverse()
     if engine in around:  # a block may end in another task than it began in, as fixtures do
         around.remove(engine)
-    _ENTERED_ENGINES.set(tuple(reversed(around)))
+    ENTERED_ENGINES.set(tuple(reversed(around)))
     if last and engine in _entered:
         _entered.remove(engine)
 
@@ -44,11 +45,11 @@ def leave_engine(engine: Engine, *, last: bool) -> None:
 @contextmanager
 def use_engine(engine: Engine) -> Iterator[None]:
     """Make an engine that of all steps called inside, without closing it afterwards."""
-    token = _ENTERED_ENGINES.set((*_ENTERED_ENGINES.get(), engine))
+    token = ENTERED_ENGINES.set((*ENTERED_ENGINES.get(), engine))
     try:
         yield
     finally:
-        _ENTERED_ENGINES.reset(token)
+        ENTERED_ENGINES.reset(token)
 
 
 def current_engine() -> Engine | None:
@@ -57,7 +58,7 @@ def current_engine() -> Engine | None:
     A thread without a context uses the engine that the process has entered. Several engines are refused,
     because each of them could be the wrong store.
     """
-    inside = _ENTERED_ENGINES.get()
+    inside = ENTERED_ENGINES.get()
     if inside:
         return inside[-1]
     entered = _entered[:]
@@ -72,7 +73,7 @@ def current_engine() -> Engine | None:
 
 def _after_fork() -> None:
     """Forget the blocks of other threads, which do not exist in a forked child."""
-    _entered[:] = dict.fromkeys(_ENTERED_ENGINES.get()) or _entered
+    _entered[:] = dict.fromkeys(ENTERED_ENGINES.get()) or _entered
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore._values import make
 from oncemore.limits import breaker_step, cooldown_step
+from oncemore.log.entry_codec import is_plain_result
 from oncemore.log.store import JoinedWriteFailed
 from oncemore.policy.closing import close_run
 from oncemore.steps import admission, failure, refusals, transitions
@@ -207,7 +208,8 @@ def commit_result(plan: StepPlan, done: AttemptOutcome, now: float) -> Script:
     head = done.seen
     lost: ResultUnavailable | None = None
     try:
-        body = {"result": plan.encode(done.value)}
+        is_plain = plan.stores_plain and is_plain_result(done.value)
+        body = {"result": done.value if is_plain else plan.encode(done.value)}
     except Exception as fault:  # noqa: BLE001 - encoders of user types may raise anything
         lost = refusals.result_not_encodable(plan, head, fault, done.value)
         if plan.effect == "pure":

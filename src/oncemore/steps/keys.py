@@ -21,7 +21,7 @@ from oncemore.log.tagged_json import PLAIN_VALUES, TaggedEncoder
 from oncemore.policy.canonical_json import LARGEST_INTEGER, canonical_digest, encode_canonical, normalize_name
 from oncemore.retries.options import as_seconds, function_colour
 from oncemore.steps.secret import Secret
-from oncemore.steps.signature import check_parameter_names, find_ignored, make_binder
+from oncemore.steps.signature import check_parameter_names, find_ignored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -133,7 +133,7 @@ class KeyRule:
         self._bucket = _make_bucket(options["bucket"])
         self._plain_scope = b""
         self.uses_clock = self._bucket is not None
-        self.bind_arguments = make_binder(name, function)
+        self.bind_arguments = _make_binder(name, function)
         self.ignored, self.secret = find_ignored(name, function, options["ignore"])
         self._select = _make_selector(name, function, options["key"], self.ignored)
         _check_key_rule(name, function, options, self.ignored)
@@ -203,6 +203,40 @@ class KeyRule:
         for option, value in (("partition", self._partition), ("tenant", self.tenant)):
             if callable(value):
                 yield option
+
+
+def _make_binder(name: str, function: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
+    """Return the function that binds arguments to names; plain signatures have a fast one."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        raise UsageError(
+            f"{name}: {function!r} does not declare its arguments; wrap it in a function"
+        ) from None
+    params = list(signature.parameters.values())
+    plain = all(param.kind is param.POSITIONAL_OR_KEYWORD for param in params)
+    names = tuple(signature.parameters)
+    known = frozenset(names)
+    defaults = {param.name: param.default for param in params if param.default is not param.empty}
+
+    def whole(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    def short(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        given = dict(zip(names, args, strict=False))
+        if not kwargs and len(args) == len(names):
+            return given
+        if len(args) > len(names) or not kwargs.keys() <= known or kwargs.keys() & given.keys():
+            return whole(args, kwargs)  # raises with the reason
+        given.update(kwargs)
+        if len(given) == len(names):
+            return given
+        filled = {**defaults, **given}
+        return filled if len(filled) == len(names) else whole(args, kwargs)
+
+    return short if plain else whole
 
 
 def evaluate_option(value: Any, args: Args, kwargs: Kwargs) -> Any:

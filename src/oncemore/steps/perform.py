@@ -1,210 +1,155 @@
-"""Perform the operations of a call: one function per operation, and the table of them.
+"""Perform the operations of a call: the append, the attempt, and the table of all operations.
 
 The functions get the call and the operation (`steps.ops`) and return the result that the script is sent.
-Operations that may wait have an async function too; both run the same script.
+Operations that may wait have an async function too; both run the same script. Every call passes through this
+module; `steps.operations` has the operations that most calls do not need.
 """
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from oncemore import clock as clocks
 from oncemore._driver import OperationTable, run_script, run_script_async
 from oncemore._values import make
-from oncemore.errors import LeaseLost, UsageError, log_warning
-from oncemore.limits import budget_step
-from oncemore.limits.breaker import run_limit_script, run_limit_script_async
-from oncemore.limits.shared_rate import RateLimiter
-from oncemore.log.entry_codec import load_head
+from oncemore.control.model import SWITCHES_ENTITY
+from oncemore.errors import LeaseLost, UsageError
+from oncemore.log.entry_codec import CHECKPOINT, build_write, was_notified_already
 from oncemore.log.group_commit import InterruptShield
+from oncemore.log.record import LoadedHead, RunRecord
+from oncemore.log.store import Batch, Conflict, JoinedWriteFailed, Stored
 from oncemore.retries import deadlines
 from oncemore.retries.loop import ENDS, CallFunction
-from oncemore.steps.append import append_change, append_change_async, run_in_thread
+from oncemore.steps import append, operations
 from oncemore.steps.attempt import CURRENT, AttemptContext, RunningAttempt
-from oncemore.steps.attempt_storage import AttemptStorage, read_entry
-from oncemore.steps.call import PreparedCall
 from oncemore.steps.ops import (
     AppendChange,
     AskPermission,
-    AskReconcile,
     AttemptOutcome,
-    CheckArtifact,
-    CommitTransaction,
-    DrawBudget,
-    EarnBudget,
-    FetchResult,
-    LoadBreaker,
-    LoadHead,
-    LoadPolicy,
-    NotifyListeners,
-    PrepareSubmission,
-    ReadBody,
-    ReadClock,
-    ReadLease,
-    RefundBudget,
     ReserveWorker,
     RunAttempt,
-    SleepSeconds,
-    SpillResult,
-    TakeRateSlot,
-    WatchEntity,
+    VoidClaim,
 )
-from oncemore.steps.reconcile import ask_reconcile, ask_reconcile_async
 from oncemore.steps.transactions import (
-    commit_transaction,
-    commit_transaction_async,
     roll_back,
     roll_back_async,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from oncemore._driver import Script
-    from oncemore.log.record import LoadedHead
-    from oncemore.policy.policy import Policy
-    from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import AttemptTerms, EndCall, Permission
+    from oncemore.log.store import EntryWrite
+    from oncemore.steps.call import PreparedCall
+    from oncemore.steps.ops import AttemptTerms, EndCall, Permission, ReadClock
 
-#: Poll interval of a caller that waits for another worker: at first, at most, and the total.
-POLL_FIRST_S, POLL_MAX_S, POLL_TOTAL_S = 0.002, 0.05, 0.5
-_REAL_CLOCK = clocks.Clock()
+    Answered = Stored | Conflict
+    Appended = LoadedHead | VoidClaim | JoinedWriteFailed | None
 
 
-def run_call(call: PreparedCall, script: Script[EndCall], table: OperationTable | None = None) -> Any:
+def run_call(call: PreparedCall, script: Script[EndCall], table: OperationTable, reply: object = None) -> Any:
     """Run the script of a call to its end in this thread; return the value or raise the error.
 
-    table  the functions that perform the operations, where the step is of another kind (`oncemore exec`)
+    table  the functions that perform the operations (`steps.call_operations`)
+    reply  the result of the operation that the script has yielded last, if an async driver ran it so far
     """
-    return _finish_call(call, script, table or CALL_OPERATIONS)
-
-
-def _finish_call(
-    call: PreparedCall, script: Script[EndCall], table: OperationTable, reply: object = None
-) -> Any:
     try:
         end = run_script(script, table, call, reply)
     except BaseException as error:
-        call.abandon(error)
+        abandon_call(call, error)
         # The interruption takes precedence over later errors.
         if call.interrupt is not None and error is not call.interrupt:
             raise call.interrupt from error
         raise
-    return call.finish(end)
+    return _end_call(call, end)
 
 
-async def run_call_async(
-    call: PreparedCall, script: Script[EndCall], table: OperationTable | None = None
-) -> Any:
+async def run_call_async(call: PreparedCall, script: Script[EndCall], table: OperationTable) -> Any:
     """Run the script of a call to its end in this task, on asyncio or trio; like `run_call`."""
-    table = table or CALL_OPERATIONS
     try:
         end = await run_script_async(script, table, call)
     except GeneratorExit as closed:
         # Closing a coroutine ends its innermost await first, which left its result in `last_answer`. The rest
         # of the script runs without awaiting and raises this again.
         if call.last_answer is None:
-            call.abandon(closed)
+            abandon_call(call, closed)
             raise
         call.interrupt = closed
-        return _finish_call(call, script, table, call.last_answer)
+        return run_call(call, script, table, call.last_answer)
     except BaseException as error:
-        call.abandon(error)
+        abandon_call(call, error)
         if call.interrupt is not None and error is not call.interrupt:
             raise call.interrupt from error
         raise
-    return call.finish(end)
+    return _end_call(call, end)
 
 
-def run_decision(engine: Engine, script: Script[EndCall]) -> Any:
-    """Run the script of an operator's decision to its end; return its value or raise its error."""
-    return run_call(PreparedCall.for_decision(engine), script)
+def _end_call(call: PreparedCall, end: EndCall) -> Any:
+    """Return the value of a call, or raise its error; an interruption takes precedence."""
+    if call.has_reservation:
+        call.release_worker()
+    error = call.interrupt or end.error
+    if error is None:
+        return end.value
+    try:
+        raise error
+    finally:
+        del error, end, call  # break the cycle: error → traceback → frame → error
 
 
-# Reading --------------------------------------------------------------------------------------------
+def abandon_call(call: PreparedCall, error: BaseException) -> None:
+    """Give the attempt up after its outcome could not be stored, so that other workers can take it over.
 
-
-def _load_head(call: PreparedCall, op: LoadHead) -> LoadedHead:
-    call.was_reread = True
-    return load_head(call.store, op.entity, call.engine.cipher, op.kind)
-
-
-def _load_policy(call: PreparedCall, op: LoadPolicy) -> Policy | None:
-    policy = call.engine.policies.find_policy(call.engine, op.name)
-    if policy is None:
-        log_warning(
-            f"{call.plan.name}: the log does not have policy {op.name}, with which the run began; it goes on "
-            "with its attempts and the step's present policy"
-        )
-    return policy
-
-
-def _read_clock(call: PreparedCall, op: ReadClock) -> float:
-    return call.engine.now()
-
-
-def _sleep_seconds(call: PreparedCall, op: SleepSeconds) -> None:
-    if call.interrupt is not None:
-        raise call.interrupt
-    clocks.current.sleep(op.seconds)
-
-
-async def _sleep_seconds_async(call: PreparedCall, op: SleepSeconds) -> None:
-    if call.interrupt is not None:
-        raise call.interrupt
-    await clocks.current.pause(op.seconds)
-
-
-def _watch_entity(call: PreparedCall, op: WatchEntity) -> None:
-    for pause in _poll_intervals(call, op):
-        time.sleep(pause)
-
-
-async def _watch_entity_async(call: PreparedCall, op: WatchEntity) -> None:
-    for pause in _poll_intervals(call, op):
-        await _REAL_CLOCK.pause(pause)
-
-
-def _poll_intervals(call: PreparedCall, op: WatchEntity) -> Generator[float, None, None]:
-    """Yield poll intervals until the entity has changed or the lease must be read again.
-
-    In real time even under a test clock: another process works meanwhile.
+    After a second Ctrl-C nothing is written any more: the store may be the reason for the wait.
     """
-    if call.interrupt is not None:
-        raise call.interrupt
-    ends, pause = time.monotonic() + min(op.seconds, POLL_TOTAL_S), POLL_FIRST_S
-    while (left := ends - time.monotonic()) > 0:
-        yield min(pause, left)
-        with InterruptShield():
-            head = call.store.load_head(op.entity)
-        if head is None or head.version != op.version:
-            return
-        pause = min(pause * 1.5, POLL_MAX_S)
+    if call.current_attempt is not None and call.worker is not None:
+        call.engine.leases.retire_worker(call.worker, quietly=not isinstance(error, Exception))
+        leave_attempt(call)
+    call.release_worker()
 
 
-# Permission, worker, limits -------------------------------------------------------------------------
+def leave_attempt(call: PreparedCall) -> None:
+    """End the attempt in this process: its worker no longer holds it."""
+    if call.current_attempt is not None and call.worker is not None:
+        # Cleared first: an interruption below must not make it leave twice.
+        attempt, call.current_attempt = call.current_attempt, None
+        call.worker.remove_attempt(attempt)
+        if call.worker.retired:
+            call.engine.leases.close_retired_worker(call.worker)
 
 
-def _ask_permission(call: PreparedCall, op: AskPermission) -> Permission:
-    return call.engine.permissions.ask_permission(call.engine, op)
+def read_clock(call: PreparedCall, op: ReadClock) -> float:
+    """Return the time of the store's clock."""
+    return call.store.now() + clocks.current.offset
 
 
-async def _ask_permission_async(call: PreparedCall, op: AskPermission) -> Permission:
+# Permission and worker ------------------------------------------------------------------------------
+
+
+def ask_permission(call: PreparedCall, op: AskPermission) -> Permission:
+    """Return whether an attempt may begin, as far as operators decide that."""
+    permissions = call.engine.permissions
+    # The common case, without a call: all switches are off, and the claim's guard detects a change.
+    cached = permissions.cached
+    if cached is not None and not op.entity and (permissions.external is None or not op.begins):
+        return cached
+    return permissions.ask_permission(call.engine, op)
+
+
+async def ask_permission_async(call: PreparedCall, op: AskPermission) -> Permission:
+    """Return whether an attempt may begin, without blocking the event loop."""
     # A second source of switches may be on another machine.
     if call.interrupt is not None or not call.engine.permissions.has_external:
-        return _ask_permission(call, op)
-    return await run_in_thread(_ask_permission, call, op)  # type: ignore[no-any-return]
+        return ask_permission(call, op)
+    return await operations.run_in_thread(ask_permission, call, op)  # type: ignore[no-any-return]
 
 
-def _reserve_worker(call: PreparedCall, op: ReserveWorker) -> AttemptTerms:
+def reserve_worker(call: PreparedCall, op: ReserveWorker) -> AttemptTerms:
     """Reserve this process's worker, whose lease covers the attempt, and return the terms."""
     if call.has_reservation:
         call.release_worker()
     if op.seen is not None:
         call.load_arguments(op.seen)
     engine, lease = call.engine, call.plan.lease
-    now, leases = engine.now(), engine.leases
+    now, leases = call.store.now() + clocks.current.offset, engine.leases
     while True:
         worker = leases.current_identity(now) if lease is None else leases.identity_for(lease, now)
         # A worker that was retired at this very moment refuses; the next one is another.
@@ -212,58 +157,146 @@ def _reserve_worker(call: PreparedCall, op: ReserveWorker) -> AttemptTerms:
             break
     call.worker, call.has_reservation = worker, True
     terms = call.make_terms(call, worker.name, now)
-    engine.policies.record_policy(engine, op.policy_name, op.policy, op.source)
+    if op.policy_name not in engine.policies.known:
+        engine.policies.record_policy(engine, op.policy_name, op.policy, op.source)
     return terms
 
 
-def _prepare_submission(call: PreparedCall, op: PrepareSubmission) -> AttemptTerms:
-    terms = call.make_terms(call, "", call.engine.now())
-    call.engine.policies.record_policy(call.engine, *op)
-    return terms
+# Append ---------------------------------------------------------------------------------------------
 
 
-def _take_rate_slot(call: PreparedCall, op: TakeRateSlot) -> float:
-    return run_limit_script(_rate_script(call, op))
+def append_change(call: PreparedCall, op: AppendChange) -> Appended:
+    """Append a change and wait for the store; return the new head, or None on a conflict."""
+    batch, after = encode_change(call, op)
+    answer: Answered | JoinedWriteFailed | None = None
+    shield = InterruptShield(call.interrupt is not None)
+    try:
+        with shield:
+            answer = call.store.append(batch).wait()
+    except JoinedWriteFailed as failed:
+        return failed
+    except BaseException as error:
+        # A second Ctrl-C ends the process at once: nothing more is written.
+        if shield.twice:
+            raise
+        if answer is None:
+            answer = run_script(append.resend_batch(call, batch, error), append.RESEND_OPERATIONS)
+        else:
+            call.interrupt = error  # raised when the run is in a consistent state
+    if type(answer) is Stored:
+        return apply_result(call, op, after, answer)
+    if isinstance(answer, JoinedWriteFailed):
+        return answer
+    # Another process has sent the notification first: the change is encoded again without it.
+    if was_notified_already(op, batch, answer):
+        return append_change(call, op)
+    return apply_result(call, op, after, answer)
 
 
-async def _take_rate_slot_async(call: PreparedCall, op: TakeRateSlot) -> float:
-    return await run_limit_script_async(_rate_script(call, op))
-
-
-def _rate_script(call: PreparedCall, op: TakeRateSlot) -> Script[float]:
-    """Return the script that takes a slot; all steps on the engine share one limiter per rate."""
-    engine = call.engine
-    limiter = engine.rate_limiters.get(op.rate)
-    if limiter is None:
-        made = RateLimiter(op.rate.limit, op.rate.name, lambda: engine)
-        limiter = engine.rate_limiters.setdefault(op.rate, made)
-    return limiter.take_slot(has_slot=op.has_slot)
-
-
-def _earn_budget(call: PreparedCall, op: EarnBudget) -> None:
-    run_limit_script(budget_step.earn_budget(call.engine, op.budget))
-
-
-async def _earn_budget_async(call: PreparedCall, op: EarnBudget) -> None:
-    # A cancelled task must not await.
+async def append_change_async(call: PreparedCall, op: AppendChange) -> Appended:
+    """Append a change without blocking the event loop; like `append_change`."""
+    # A cancelled task must not await: this one write blocks the event loop instead.
     if call.interrupt is not None:
-        return _earn_budget(call, op)
-    return await run_limit_script_async(budget_step.earn_budget(call.engine, op.budget))
+        return append_change(call, op)
+    batch, after = encode_change(call, op)
+    closed: BaseException | None = None
+    try:
+        answer: Answered | JoinedWriteFailed = await call.store.append(batch)
+    except JoinedWriteFailed as failed:
+        return failed
+    except BaseException as error:  # noqa: BLE001 - an interruption is raised when the run is consistent
+        closed = error
+        script = append.resend_batch(call, batch, error)
+        # A cancelled task must not await.
+        if isinstance(error, Exception):
+            answer = await run_script_async(script, append.RESEND_OPERATIONS)
+        else:
+            answer = run_script(script, append.RESEND_OPERATIONS)
+    if type(answer) is not Stored:
+        if isinstance(answer, JoinedWriteFailed):
+            return answer
+        if was_notified_already(op, batch, answer):
+            return await append_change_async(call, op)
+    result = apply_result(call, op, after, answer)
+    call.keep_if_closed(closed, result)
+    return result
+
+
+def encode_change(call: PreparedCall, op: AppendChange) -> tuple[Batch, LoadedHead]:
+    """Return the batch of a change, and the head as it will be once the batch is stored."""
+    seen, change, sync, events, beside, also, guards, late = op
+    entity, version, prev, _, _ = seen
+    engine = call.engine
+    now, cipher = call.store.now() + clocks.current.offset, engine.cipher
+    if engine.notifier is not None:
+        change, notifications = engine.notifier.add_notifications(engine, entity, version, change, now)
+        events = (*events, *notifications)
+    write = build_write(entity, version, prev, change, now, cipher)
+    marks, _, run, body = change
+    if "INTENT" in marks:
+        _register_attempt(call, entity, run, guards)
+    writes: tuple[EntryWrite, ...] = (write,)
+    if also or events:
+        writes = (write, *append.build_joined_writes(also, events, now, cipher))
+    after = make(LoadedHead, (entity, version + 1, write.hash, run, body))
+    late = late and call.store.checks_guards_late
+    return make(Batch, (writes, guards, sync, beside, late)), after
+
+
+def _register_attempt(call: PreparedCall, entity: str, run: Any, guards: Any) -> None:
+    """Register an attempt with its worker before it is written: no thread may take it for lost."""
+    assert call.worker is not None
+    assert type(run) is RunRecord
+    assert SWITCHES_ENTITY in guards, "an attempt was claimed without reading the switches"
+    attempt = (entity, run.fence)
+    reserved, call.has_reservation = call.has_reservation, False
+    call.worker.add_attempt(attempt, reserved=reserved)
+    # Only now: an attempt that is not registered must not be removed, it may belong to another call.
+    call.current_attempt = attempt
+
+
+def apply_result(call: PreparedCall, op: AppendChange, after: LoadedHead, answer: Answered) -> Appended:
+    """Return the new head, or None on a conflict; update what this process has cached."""
+    engine = call.engine
+    if isinstance(answer, Conflict):
+        # A refused checkpoint does not end the attempt: it may belong to an abandoned attempt of this call,
+        # while the next one runs.
+        if op.change.marks != CHECKPOINT and not append.is_attempt_running(call, answer):
+            leave_attempt(call)
+        # The entity that has changed may be cached: a switch, or a breaker.
+        if answer.entity in op.guards:
+            engine.permissions.drop_cached()
+        if op.also or op.guards:
+            engine.breakers.drop_cached(answer.entity)
+        return VoidClaim(after) if answer.stored_seqs else None
+    call.write_count += 1
+    # A cancelled run stays RUNNING until its attempt ends.
+    if after.record.state != "RUNNING":
+        leave_attempt(call)
+    if op.also:
+        engine.breakers.apply_written(engine, op.also)
+        # A failure may halt its pipeline.
+        if any(head.entity == SWITCHES_ENTITY for head, _ in op.also):
+            engine.permissions.drop_cached()
+    if engine.notifier is not None and engine.notifier.concerns(op.change):
+        engine.notifier.wake_thread(engine)
+    return after
 
 
 # The attempt ----------------------------------------------------------------------------------------
 
 
-def _run_attempt(call: PreparedCall, op: RunAttempt) -> AttemptOutcome:
+def run_attempt(call: PreparedCall, op: RunAttempt) -> AttemptOutcome:
+    """Call the function of the step; return its value or its error, and its outputs."""
     if call.interrupt is not None:
         return AttemptOutcome(op.seen, None, call.interrupt, begun=False)
-    attempt, invoke = RunningAttempt(op.seen, AttemptStorage(call), CURRENT.get()), _compute_limits(op)
+    attempt, invoke = RunningAttempt(op.seen, call, CURRENT.get()), _compute_limits(op)
     try:
         with AttemptContext(attempt, call.engine.artifact_store, invoke.ends):
             if invoke.limit_s is None and not call.plan.isolate:
                 value = call.plan.function(*call.args, **call.kwargs)
             else:
-                value = _call_limited(call, attempt, invoke)
+                value = operations.call_limited(call, attempt, invoke)
     except BaseException as error:  # noqa: BLE001 - passed to the script as a value
         if attempt.mark is not None:
             roll_back(attempt.mark)
@@ -271,31 +304,11 @@ def _run_attempt(call: PreparedCall, op: RunAttempt) -> AttemptOutcome:
     return build_outcome(call, attempt, value, None)
 
 
-def _call_limited(call: PreparedCall, attempt: RunningAttempt, invoke: CallFunction) -> Any:
-    """Call a plain function under its time limit, in a process of its own if the step asks for that."""
-    isolate = call.plan.isolate
-    if callable(isolate):
-        return isolate(call, attempt, invoke)
-    if isolate:
-        from oncemore.steps import isolation
-
-        return isolation.run_in_process(call, attempt, invoke)
-
-    def work() -> Any:
-        return call.plan.function(*call.args, **call.kwargs)
-
-    # An abandoned thread must not use the transaction while it is rolled back: wait for it.
-    if attempt.seen.record.effect == "transactional":
-        return deadlines.run_to_end(attempt.step, invoke, work)
-    from oncemore.retries import timeouts
-
-    return timeouts.run_in_helper(attempt.step, invoke, work)
-
-
-async def _run_attempt_async(call: PreparedCall, op: RunAttempt) -> AttemptOutcome:
+async def run_attempt_async(call: PreparedCall, op: RunAttempt) -> AttemptOutcome:
+    """Await the function of the step; like `run_attempt`."""
     if call.interrupt is not None:
         return AttemptOutcome(op.seen, None, call.interrupt, begun=False)
-    attempt, invoke = RunningAttempt(op.seen, AttemptStorage(call), CURRENT.get()), _compute_limits(op)
+    attempt, invoke = RunningAttempt(op.seen, call, CURRENT.get()), _compute_limits(op)
     try:
         with AttemptContext(attempt, call.engine.artifact_store, invoke.ends):
             work = call.plan.function(*call.args, **call.kwargs)
@@ -358,91 +371,3 @@ def build_outcome(
             also=attempt.also,
         )
     return AttemptOutcome(attempt.seen, value, None, True, attempt.events)
-
-
-# Artifacts ------------------------------------------------------------------------------------------
-
-
-def _check_artifact(call: PreparedCall, op: CheckArtifact) -> Any:
-    return call.engine.artifacts.check_artifact(op.entity, op.cfg_hash, op.name)
-
-
-async def _check_artifact_async(call: PreparedCall, op: CheckArtifact) -> Any:
-    if call.interrupt is not None:
-        return _check_artifact(call, op)
-    return await run_in_thread(_check_artifact, call, op)
-
-
-def _spill_result(call: PreparedCall, op: SpillResult) -> Any:
-    try:
-        return _write_result(call, op)
-    except BaseException as error:  # noqa: BLE001 - raised after the result is stored in the log
-        call.interrupt = error
-        return None
-
-
-async def _spill_result_async(call: PreparedCall, op: SpillResult) -> Any:
-    try:
-        return await run_in_thread(_write_result, call, op)
-    except BaseException as error:  # noqa: BLE001 - as in `_spill_result`
-        call.interrupt = error
-        return None
-
-
-def _write_result(call: PreparedCall, op: SpillResult) -> Any:
-    return call.engine.artifacts.spill_result(op.seen.entity, op.seen.record, op.encoded)
-
-
-def _fetch_result(call: PreparedCall, op: FetchResult) -> Any:
-    return call.engine.artifacts.fetch_result(op.spilled)
-
-
-async def _fetch_result_async(call: PreparedCall, op: FetchResult) -> Any:
-    return (
-        _fetch_result(call, op)
-        if call.interrupt is not None
-        else await run_in_thread(_fetch_result, call, op)
-    )
-
-
-CALL_OPERATIONS = OperationTable(
-    {
-        LoadHead: _load_head,
-        LoadPolicy: _load_policy,
-        LoadBreaker: lambda call, op: call.engine.breakers.load_breaker(call.engine, op.entity),
-        ReadClock: _read_clock,
-        ReadLease: lambda call, op: call.engine.leases.lease_until(op.worker, op.entity, op.fence),
-        ReadBody: lambda call, op: read_entry(call, op.entity, op.version),
-        SleepSeconds: _sleep_seconds,
-        WatchEntity: _watch_entity,
-        AskPermission: _ask_permission,
-        ReserveWorker: _reserve_worker,
-        PrepareSubmission: _prepare_submission,
-        TakeRateSlot: _take_rate_slot,
-        DrawBudget: lambda call, op: budget_step.draw_budget(call.engine, op),
-        RefundBudget: lambda call, op: budget_step.refund_budget(call.engine, op),
-        EarnBudget: _earn_budget,
-        AppendChange: append_change,
-        RunAttempt: _run_attempt,
-        CommitTransaction: commit_transaction,
-        AskReconcile: ask_reconcile,
-        CheckArtifact: _check_artifact,
-        SpillResult: _spill_result,
-        FetchResult: _fetch_result,
-        NotifyListeners: lambda call, op: call.engine.listener.notify(op.what, op.seen),
-    },
-    {
-        SleepSeconds: _sleep_seconds_async,
-        WatchEntity: _watch_entity_async,
-        AskPermission: _ask_permission_async,
-        TakeRateSlot: _take_rate_slot_async,
-        EarnBudget: _earn_budget_async,
-        AppendChange: append_change_async,
-        RunAttempt: _run_attempt_async,
-        CommitTransaction: commit_transaction_async,
-        AskReconcile: ask_reconcile_async,
-        CheckArtifact: _check_artifact_async,
-        SpillResult: _spill_result_async,
-        FetchResult: _fetch_result_async,
-    },
-)

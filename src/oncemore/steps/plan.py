@@ -78,6 +78,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     recall_arguments   recorded arguments, and those of the call → the arguments as they were recorded
     reconcile          the function that is asked about a lost attempt, if there is one
     encode, decode     value → its stored form, or raise; and back
+    stores_plain       whether plain values (text, numbers, None) are their own stored form
     is_large           whether an encoded result is too large for the log
     artifact           the name of the artifact that is the step's result; empty if there is none
 
@@ -144,6 +145,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     reconcile: Callable[..., Any] | None = None
     repeats_once: bool = True
     requires_approval: bool = False
+    stores_plain: bool = False
 
     def __post_init__(self) -> None:
         if not self.policy_name:
@@ -152,10 +154,6 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     def copy_with(self, **changes: Any) -> StepPlan:
         """Return a copy with some fields changed."""
         return structs.replace(self, **changes)
-
-
-#: Types of results that are their own stored form.
-_PLAIN_TYPES = frozenset((str, int, float, bool, type(None)))
 
 
 def build_plan(options: StepOptions, engine: Engine) -> StepPlan:
@@ -185,6 +183,7 @@ def build_plan(options: StepOptions, engine: Engine) -> StepPlan:
         reconcile=options.reconcile,
         has_reconcile=options.reconcile is not None,
         is_large=entry_codec.is_large,
+        stores_plain=not options.artifact,
         artifact=options.artifact,
         not_applied=options.not_applied,
         repeats_once=options.repeats_once,
@@ -219,7 +218,7 @@ def _make_result_codec(
         return result_codec.encode_result(value, annotation)
 
     def decode(plain: Any) -> Any:
-        if type(plain) in _PLAIN_TYPES:
+        if type(plain) in entry_codec.PLAIN_TYPES:
             return plain
         token = CURRENT_READER.set(artifact_store)
         try:

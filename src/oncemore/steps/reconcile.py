@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from oncemore.errors import log_warning
 from oncemore.retries.loop import ENDS
 from oncemore.steps.attempt import CURRENT, AttemptContext, RunningAttempt
-from oncemore.steps.attempt_storage import AttemptStorage
 from oncemore.steps.ops import ReconcileAnswer
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ async def ask_reconcile_async(call: PreparedCall, op: AskReconcile) -> Reconcile
 def _reconcile_context(call: PreparedCall, op: AskReconcile) -> AttemptContext:
     """Return the context of a `reconcile` function: the lost attempt and its recorded arguments."""
     call.load_arguments(op.seen)
-    attempt = RunningAttempt(op.seen, AttemptStorage(call), CURRENT.get(), read_only=True)
+    attempt = RunningAttempt(op.seen, call, CURRENT.get(), read_only=True)
     return AttemptContext(attempt, call.engine.artifact_store, ENDS.get())
 
 

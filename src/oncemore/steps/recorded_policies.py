@@ -40,14 +40,14 @@ class RecordedPolicies:
     """What an engine knows of the policies in its store, by the name that runs have for them."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Policy] = {}
+        self.known: dict[str, Policy] = {}
 
     def record_policy(self, engine: Engine, name: str, policy: Policy, source: str = "") -> None:
         """Write a policy into the log, unless it is there; `source` is the address it was named by.
 
         Without waiting for the disk: the claim that follows is written after it, and synced with it.
         """
-        if name in self._known:
+        if name in self.known:
             return
         entity = entity_of(name)
         with InterruptShield():
@@ -63,7 +63,7 @@ class RecordedPolicies:
 
     def find_policy(self, engine: Engine, name: str) -> Policy | None:
         """Return a policy by the name that runs have for it; None where the log does not have it."""
-        known = self._known.get(name)
+        known = self.known.get(name)
         if known is not None:
             return known
         record = load_head(engine.store, entity_of(name), engine.cipher, RecordedPolicy).record
@@ -76,9 +76,9 @@ class RecordedPolicies:
         return policy
 
     def _remember(self, name: str, policy: Policy) -> None:
-        if len(self._known) >= MOST_KNOWN:
-            self._known.clear()
-        self._known[name] = policy
+        if len(self.known) >= MOST_KNOWN:
+            self.known.clear()
+        self.known[name] = policy
 
 
 def needs_own_policy(plan: StepPlan, run: RunRecord) -> bool:

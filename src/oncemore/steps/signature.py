@@ -15,7 +15,7 @@ from oncemore.retries.options import function_colour
 from oncemore.steps.secret import Secret
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 
 def check_function(function: Any) -> str:
@@ -54,40 +54,6 @@ def _import_name(main: Mapping[str, Any]) -> str:
     file = Path(main.get("__file__") or "main").absolute()
     packages = takewhile(lambda folder: (folder / "__init__.py").exists(), file.parents)
     return ".".join([*reversed([folder.name for folder in packages]), file.stem])
-
-
-def make_binder(name: str, function: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
-    """Return the function that binds arguments to names; plain signatures have a fast one."""
-    try:
-        signature = inspect.signature(function)
-    except ValueError:
-        raise UsageError(
-            f"{name}: {function!r} does not declare its arguments; wrap it in a function"
-        ) from None
-    params = list(signature.parameters.values())
-    plain = all(param.kind is param.POSITIONAL_OR_KEYWORD for param in params)
-    names = tuple(signature.parameters)
-    known = frozenset(names)
-    defaults = {param.name: param.default for param in params if param.default is not param.empty}
-
-    def whole(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return dict(bound.arguments)
-
-    def short(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        given = dict(zip(names, args, strict=False))
-        if not kwargs and len(args) == len(names):
-            return given
-        if len(args) > len(names) or not kwargs.keys() <= known or kwargs.keys() & given.keys():
-            return whole(args, kwargs)  # raises with the reason
-        given.update(kwargs)
-        if len(given) == len(names):
-            return given
-        filled = {**defaults, **given}
-        return filled if len(filled) == len(names) else whole(args, kwargs)
-
-    return short if plain else whole
 
 
 def find_ignored(name: str, function: Any, ignore: Any) -> tuple[frozenset[str], frozenset[str]]:

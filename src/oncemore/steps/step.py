@@ -9,7 +9,6 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from oncemore import clock as clocks
 from oncemore._values import make
 from oncemore.audit.error_record import error_to_record
 from oncemore.errors import (
@@ -33,11 +32,13 @@ from oncemore.retries.loop import ENDS
 from oncemore.steps import flow, transitions
 from oncemore.steps.attempt import CURRENT
 from oncemore.steps.call import PreparedCall
-from oncemore.steps.context import CONTEXT
+from oncemore.steps.call_operations import CALL_OPERATIONS
+from oncemore.steps.context import CONTEXT, compute_deadlines
+from oncemore.steps.entered_engine import ENTERED_ENGINES
 from oncemore.steps.history import find_opening
 from oncemore.steps.keys import input_hash
 from oncemore.steps.ops import AttemptTerms
-from oncemore.steps.perform import CALL_OPERATIONS, run_call, run_call_async
+from oncemore.steps.perform import run_call, run_call_async
 from oncemore.steps.plan import StepPlan, build_plan, describe_and_throttle
 from oncemore.steps.run import Run
 from oncemore.steps.signature import annotations_of
@@ -109,18 +110,20 @@ class StepCalls(Generic[P, R]):
 
         guess  whether the key may be assumed new, without a read, after a streak of calls with new keys
         """
-        options, engine, context = self._options, self._engine or find_engine(), CONTEXT.get()
-        keys = options.keys
+        options, context, entered = self._options, CONTEXT.get(), ENTERED_ENGINES.get()
+        engine = self._engine or (entered[-1] if entered else find_engine())
+        keys, store = options.keys, engine.opened_store or engine.store
         if self._bound:
             args = (*self._bound, *args)
         bound = keys.bind_arguments(args, kwargs)
         counted = keys.select_arguments(bound)
         tenant = context.tenant if keys.tenant is None else keys.tenant_of(context.tenant, args, kwargs)
         # The clock is read only if the key, a deadline or an outer limit needs it; 0 stands for unread.
-        now = engine.now() if options.uses_clock or context.deadline or ENDS.get() is not None else 0.0
+        needs_now = options.uses_clock or context.deadline or ENDS.get() is not None
+        now = engine.now() if needs_now else 0.0
         key, inputs = keys.compute_key(counted, args, kwargs, tenant, now)
         call = PreparedCall("run/" + key, self._plan_for(engine, args, kwargs))
-        call.engine, call.store, call.make_terms = engine, engine.store, self._make_terms
+        call.engine, call.store, call.make_terms = engine, store, self._make_terms
         call.args, call.kwargs, call.counted, call.inputs, call.tenant = args, kwargs, counted, inputs, tenant
         call.cfg_hash = options.fixed_cfg_hash or options.config_hash()
         if CURRENT.get() is not None:
@@ -293,7 +296,7 @@ class StepCalls(Generic[P, R]):
     def _run_script_sync(self, call: PreparedCall, script: Script) -> Run[Any]:
         self._check_original(call)
         try:
-            run_call(call, script)
+            run_call(call, script, CALL_OPERATIONS)
         except Error as error:
             self._attach_run(error, call)
             raise
@@ -302,7 +305,7 @@ class StepCalls(Generic[P, R]):
     async def _run_script_async(self, call: PreparedCall, script: Script) -> Run[Any]:
         self._check_original(call)
         try:
-            await run_call_async(call, script)
+            await run_call_async(call, script, CALL_OPERATIONS)
         except Error as error:
             self._attach_run(error, call)
             raise
@@ -362,19 +365,6 @@ _RUN_ERRORS = (StepFailed, OutcomeUncertain, Deferred, InProgress, Quarantined, 
 def has_ended(head: LoadedHead) -> bool:
     """Return whether the key's last run has ended; its outcome can be read even from a copied store."""
     return head.record is not None and head.record.state in transitions.FINAL_STATES
-
-
-def compute_deadlines(
-    total_timeout_s: float | None, outer_deadline: float, now: float
-) -> tuple[float, float]:
-    """Return when a new run must have ended, and until when this caller waits; 0 for no limit."""
-    own = now + total_timeout_s if total_timeout_s is not None else 0.0
-    deadline = min(own, outer_deadline) if own and outer_deadline else own or outer_deadline
-    outer = ENDS.get()
-    if outer is None:
-        return deadline, deadline
-    left = now + max(0.0, outer - clocks.current.monotonic())
-    return deadline, min(deadline, left) if deadline else left
 
 
 def _choose_seed(policy: Policy, entity: str) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore._values import make
 from oncemore.control.model import APPROVAL_NEEDED
+from oncemore.log.entry_codec import PLAIN_TYPES
 from oncemore.log.record import FIELD_POSITIONS, RecordChange, RunRecord
 from oncemore.policy.canonical_json import run_seed
 from oncemore.policy.closing import POISON, close_run, closing_proof
@@ -110,7 +111,9 @@ def end_from_last_entry(plan: StepPlan, head: LoadedHead) -> EndCall | None:
     body = head.body
     if not body or "result" not in body:
         return None
-    return make(EndCall, (plan.decode(body["result"]), None))
+    plain = body["result"]
+    is_plain = plan.stores_plain and type(plain) in PLAIN_TYPES
+    return make(EndCall, (plain if is_plain else plan.decode(plain), None))
 
 
 def check_same_arguments(plan: StepPlan, call: PreparedCall, run: RunRecord | None) -> Exception | None:

@@ -35,6 +35,7 @@ from oncemore.errors import (
     log_warning,
 )
 from oncemore.log.entry_codec import load_head
+from oncemore.steps.call_operations import CALL_OPERATIONS
 from oncemore.steps.context import CONTEXT, CallContext
 from oncemore.steps.decorator import known_step
 from oncemore.steps.engine import log
@@ -320,13 +321,13 @@ class Worker:
         with self._track_run(turn) as calls, use_engine(self._engine):
             call, script = self._resume_run(turn)
             calls.append(call)
-            run_call(call, script)
+            run_call(call, script, CALL_OPERATIONS)
 
     async def _run_turn_async(self, turn: RunTurn) -> None:
         with self._track_run(turn) as calls, use_engine(self._engine):
             call, script = self._resume_run(turn)
             calls.append(call)
-            await run_call_async(call, script)
+            await run_call_async(call, script, CALL_OPERATIONS)
 
     def _resume_run(self, turn: RunTurn) -> tuple[PreparedCall, Script]:
         head = load_head(self._engine.store, turn.entity, self._engine.cipher)

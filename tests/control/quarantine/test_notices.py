@@ -545,7 +545,7 @@ def test_a_forked_child_has_a_teller_of_its_own() -> None:
     with processes(lambda: told_)() as engine:
         doubtful.run(1)
         assert told_._thread is not None
-        engine.reset_after_fork()
+        engine._start_empty()
         assert told_._thread is None
 
 

@@ -44,6 +44,7 @@ from oncemore.profiles.exoarmur.stored_records import (
 from oncemore.retries.loop import ENDS, RetryReport, add_error_note, attach_decision, log_report
 from oncemore.steps import flow, transitions
 from oncemore.steps.call import PreparedCall
+from oncemore.steps.call_operations import CALL_OPERATIONS
 from oncemore.steps.context import CONTEXT
 from oncemore.steps.ops import (
     AppendChange,
@@ -85,7 +86,7 @@ async def run_operation(
     )  # fmt: skip
     operation = RecordedOperation(plan, call, key, owner, prepared)
     try:
-        return await run_call_async(call, operation.run_script())  # type: ignore[no-any-return]
+        return await run_call_async(call, operation.run_script(), CALL_OPERATIONS)  # type: ignore[no-any-return]
     except BaseException as error:
         # Cancellation and interrupts pass the flow without a DECISION: their event is published here.
         if not isinstance(error, Exception) and operation.attempt_number:

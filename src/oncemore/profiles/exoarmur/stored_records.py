@@ -14,6 +14,7 @@ from oncemore.log.record import RecordChange, RunRecord
 from oncemore.policy.canonical_json import canonical_digest
 from oncemore.profiles.exoarmur.record import NO_OWNER, decode_record, encode_record, make_record
 from oncemore.steps.call import PreparedCall
+from oncemore.steps.call_operations import CALL_OPERATIONS
 from oncemore.steps.context import CONTEXT
 from oncemore.steps.keys import cfg_hash
 from oncemore.steps.ops import AppendChange, EndCall, LoadHead, ReadBody, ReadClock, ReadLease
@@ -60,7 +61,7 @@ async def clear_record(engine: Engine, key: str) -> IdempotencyRecord | None:
 
 
 async def _run_script(engine: Engine, script: Script) -> Any:
-    return await run_call_async(PreparedCall.for_decision(engine), script)
+    return await run_call_async(PreparedCall.for_decision(engine), script, CALL_OPERATIONS)
 
 
 def read_record(key: str, head: LoadedHead) -> Script:
