@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from oncemore.policy.policy import Policy
     from oncemore.retries.deadlines import AbandonedCall, time_remaining
     from oncemore.retries.decorator import attempts, retry, retrying
-    from oncemore.retries.loop import RetryReport, get_decision
+    from oncemore.retries.report import RetryReport, get_decision
     from oncemore.retries.timeouts import abandoned_calls
     from oncemore.steps.attempt import Attempt, current
     from oncemore.steps.context import context
@@ -101,7 +101,7 @@ _NAMES_BY_MODULE = {
     "oncemore.policy.policy": "Policy",
     "oncemore.retries.deadlines": "AbandonedCall time_remaining",
     "oncemore.retries.decorator": "attempts retry retrying",
-    "oncemore.retries.loop": "RetryReport get_decision",
+    "oncemore.retries.report": "RetryReport get_decision",
     "oncemore.retries.timeouts": "abandoned_calls",
     "oncemore.steps.attempt": "Attempt current",
     "oncemore.steps.context": "context",

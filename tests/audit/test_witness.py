@@ -15,7 +15,7 @@ from oncemore.classifiers.classify import classify
 from oncemore.policy.policy import Policy
 from oncemore.retries.attempts import Attempts
 from oncemore.retries.driver import wrap_function
-from oncemore.retries.loop import RetryPlan
+from oncemore.retries.plan import RetryPlan
 from oncemore.testing import FakeClock, instant_waits
 from tests.retries.colours import COLOURS, RUNNERS, Script
 

@@ -627,7 +627,7 @@ print("quiet")
 
 
 def test_who_has_not_imported_logging_is_not_made_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    from oncemore.retries import loop
+    from oncemore.retries import report as loop
 
     monkeypatch.setattr(loop, "_logger", None)
     monkeypatch.delitem(sys.modules, "logging")
@@ -638,7 +638,7 @@ def test_who_has_not_imported_logging_is_not_made_to(monkeypatch: pytest.MonkeyP
 def test_a_logger_that_nobody_listens_to_is_not_asked_further(
     monkeypatch: pytest.MonkeyPatch, clock: FakeClock
 ) -> None:
-    from oncemore.retries import loop as retry
+    from oncemore.retries import report as retry
 
     unheard = logging.Manager(logging.RootLogger(logging.WARNING)).getLogger("oncemore.retry")
     unheard.root = unheard.parent  # type: ignore[misc, assignment]
@@ -687,7 +687,7 @@ def test_a_zero_delay_does_not_sleep(spread: str, clock: FakeClock) -> None:
 
 
 def test_a_time_that_no_calendar_holds_does_not_break_the_note(clock: FakeClock) -> None:
-    from oncemore.retries.loop import format_utc
+    from oncemore.retries.report import format_utc
 
     assert format_utc(0) == "1970-01-01T00:00:00Z"
     assert format_utc(1e300) == "1e+300"

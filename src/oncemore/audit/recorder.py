@@ -14,14 +14,18 @@ import re
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
+from oncemore import clock as clocks
 from oncemore._redact import clean_text, error_class_name, mask_text, masked_message
 from oncemore._values import Value
 from oncemore.audit.events import (
     AuditEvent,
+    CircuitChanged,
+    ConfigDrift,
     RetryAttempt,
     RetryExhausted,
     RetryRefused,
     RetrySucceeded,
+    StoreSize,
     format_rfc3339,
 )
 from oncemore.errors import AttemptTimeout, CircuitOpen, UsageError
@@ -30,14 +34,14 @@ from oncemore.policy.canonical_json import normalize_name
 from oncemore.policy.model import Failure
 from oncemore.policy.policy import Policy, policy_name
 from oncemore.retries.driver import wrap_function
-from oncemore.retries.loop import RetryPlan
+from oncemore.retries.plan import RetryPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
     from oncemore.policy.decide import Decision
-    from oncemore.retries.loop import RetryReport
+    from oncemore.retries.report import RetryReport
 
     Sink = Callable[[AuditEvent], object]
 
@@ -280,3 +284,60 @@ def check_category(category: object) -> str:
     if not isinstance(category, str) or not re.fullmatch(r"[A-Za-z0-9_.:-]{1,100}", category):
         raise UsageError(f"category is {category!r}; it takes 1 to 100 letters, digits and _ . : -")
     return str.__str__(category)
+
+
+def make_step_listener(on_event: Callable[[AuditEvent], object]) -> Callable[[str, Any], object]:
+    """Return the listener of an engine that turns its notifications into audit events."""
+
+    def publish_event(what: str, subject: Any) -> object:
+        if what == StoreSize.event_type:
+            return on_event(
+                StoreSize(
+                    retry_category="STORE",
+                    operation=subject.what,
+                    size_bytes=subject.bytes,
+                    limit_bytes=subject.limit,
+                    advice=subject.advice,
+                    tenant_id=None,
+                    correlation_id=None,
+                    trace_id=None,
+                    timestamp=format_rfc3339(clocks.current.wall()),
+                )
+            )
+        if what.startswith("circuit_"):
+            breaker = subject.record
+            is_open = breaker.state != "CLOSED"
+            return on_event(
+                CircuitChanged(
+                    retry_category="BREAKER",
+                    operation=breaker.name,
+                    what=what,
+                    state=breaker.state,
+                    circuit_open=is_open,
+                    failures=breaker.failures,
+                    opens=breaker.open_count,
+                    error_class=breaker.last_error_code,
+                    until=format_rfc3339(breaker.open_until) if is_open else None,
+                    tenant_id=None,
+                    correlation_id=None,
+                    trace_id=None,
+                    timestamp=format_rfc3339(clocks.current.wall()),
+                )
+            )
+        assert what == ConfigDrift.event_type
+        run, key = subject.record, subject.entity.removeprefix("run/")
+        return on_event(
+            ConfigDrift(
+                retry_category="STEP",
+                operation=run.step,
+                idempotency_key=key,
+                stored_cfg_hash=run.cfg_hash,
+                tenant_id=run.tenant or None,
+                correlation_id=run.correlation_id or None,
+                trace_id=None,
+                timestamp=format_rfc3339(clocks.current.wall()),
+                policy=run.policy or None,
+            )
+        )
+
+    return publish_event

@@ -22,8 +22,9 @@ from oncemore.http.key_scope import KEY_HEADER, KEY_STYLES, RequestSlot, current
 from oncemore.limits.breaker import BreakerCore
 from oncemore.limits.budget import TokenBucket
 from oncemore.retries.driver import run_async, run_blocking
-from oncemore.retries.loop import get_decision, make_script
+from oncemore.retries.loop import make_script
 from oncemore.retries.options import as_seconds, build_plan
+from oncemore.retries.report import get_decision
 from oncemore.steps.context import CONTEXT
 
 TYPE_CHECKING = False
@@ -38,8 +39,9 @@ if TYPE_CHECKING:
     from oncemore.policy.decide import Decision
     from oncemore.policy.model import Failure
     from oncemore.policy.policy import Policy
-    from oncemore.retries.loop import RetryPlan, RetryReport
     from oncemore.retries.options import Seconds
+    from oncemore.retries.plan import RetryPlan
+    from oncemore.retries.report import RetryReport
 
     class ClientKeywords(TypedDict, total=False):
         """The keyword arguments of `Transport`, `AsyncTransport` and `Adapter`."""

@@ -19,7 +19,8 @@ from oncemore.limits.breaker_rules import PROBE, BreakerRefusal, BreakerRules, P
 from oncemore.log.record import BreakerRecord
 from oncemore.policy.canonical_json import normalize_name
 from oncemore.policy.decide import decide_retry
-from oncemore.retries.loop import AppendRecord, format_utc
+from oncemore.retries.loop import AppendRecord
+from oncemore.retries.report import format_utc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

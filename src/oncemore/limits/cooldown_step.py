@@ -93,7 +93,7 @@ def append_to_run(
     """Append a change of a run, with the record of its resource if the change ends an execution."""
     if plan.cooldown is not None:
         also = (*also, *(yield from resource_writes(plan.cooldown, head, change, events)))
-    return (yield AppendChange(head, change, True, events, None, also, guards))
+    return (yield AppendChange(head, change, events=events, also=also, guards=guards))
 
 
 def resource_writes(

@@ -100,11 +100,9 @@ def build_write(
     entity: str, version: int, prev: bytes, change: RecordChange, now: float, cipher: BodyCipher | None = None
 ) -> EntryWrite:
     """Return the write of an entity's next entry, encoded and indexed."""
-    header, body, own_hash, head = encode_entry(
-        change, entity, version + 1, prev, at=now, nonce=new_nonce(), cipher=cipher
-    )
+    encoded = encode_entry(change, entity, version + 1, prev, at=now, nonce=new_nonce(), cipher=cipher)
     # `make` costs a third of the constructor, and every append passes here.
-    return make(EntryWrite, (entity, version, header, body, own_hash, head, build_index(change.after)))
+    return make(EntryWrite, (entity, version, *encoded, build_index(change.after)))
 
 
 def build_event_write(emitted: Any, now: float, cipher: BodyCipher | None = None) -> EntryWrite:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Self
 
-    from oncemore.retries.loop import Flow, Op, RetryPlan
+    from oncemore.retries.loop import Flow, Op
+    from oncemore.retries.plan import RetryPlan
 
 
 #: The last operation of a finished script; it holds neither a value nor an error.

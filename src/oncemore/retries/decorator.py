@@ -5,7 +5,6 @@ from __future__ import annotations
 from oncemore.errors import UsageError
 from oncemore.retries.attempts import Attempts
 from oncemore.retries.driver import wrap_function
-from oncemore.retries.loop import NO_FALLBACK
 from oncemore.retries.options import (
     build_plan,
     check_options,
@@ -14,6 +13,7 @@ from oncemore.retries.options import (
     remember_plan,
     warn_unwise_policy,
 )
+from oncemore.retries.plan import NO_FALLBACK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from oncemore.limits.shared_rate import RateLimiter
     from oncemore.policy.backoff import Jitter, JitterWord, Schedule
     from oncemore.policy.policy import Policy
-    from oncemore.retries.loop import RetryReport
     from oncemore.retries.options import On, RetryOptions, Seconds
+    from oncemore.retries.report import RetryReport
 
     P = ParamSpec("P")
     R = TypeVar("R")

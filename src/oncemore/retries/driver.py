@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from oncemore.retries.loop import Flow, Op, RetryPlan
+    from oncemore.retries.loop import Flow, Op
+    from oncemore.retries.plan import RetryPlan
 
 
 async def _empty_coroutine() -> None:

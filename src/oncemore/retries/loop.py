@@ -15,146 +15,34 @@ observer (`CallObserver`) for every failure and every end.
 
 from __future__ import annotations
 
-import sys
-import time
 from contextvars import ContextVar
 from os import urandom
 
 from oncemore import clock as clocks
-from oncemore._values import FrozenRecord, Value, make
+from oncemore._values import Value, make
 from oncemore.errors import DeadlineExceeded, RetriesExhausted
 from oncemore.policy.decide import Decision, Situation, decide_retry
-from oncemore.policy.explain import decision_sentence, format_seconds
+from oncemore.policy.explain import decision_sentence
 from oncemore.policy.model import Failure
+from oncemore.retries.plan import NO_FALLBACK
+from oncemore.retries.report import RetryReport, add_error_note, attach_decision, is_logged, log_report
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
-    from typing import Any, Protocol
+    from typing import Any
 
     from oncemore.clock import Clock
     from oncemore.errors import CircuitOpen
     from oncemore.limits.breaker import BreakerCall, BreakerCore
     from oncemore.limits.budget import TokenBucket
-    from oncemore.limits.shared_rate import RateLimiter
     from oncemore.policy.policy import Policy
-
-    class CallObserver(Protocol):
-        """Receives the events of a call; its methods must not raise."""
-
-        def record_failure(self, report: RetryReport) -> None:
-            """Record a failed attempt and the decision about it."""
-
-        def record_end(self, number: int, now: float, error: BaseException | None) -> None:
-            """Record that attempt `number` succeeded, or that an error from outside ended the call."""
-
+    from oncemore.retries.plan import CallObserver, RetryPlan
 
 NOT_MET = Failure("transient", "maybe", None, "UNTIL_NOT_MET", "until:false")
-NO_FALLBACK: Any = object()
-MOST_NOTES = 8
-MOST_CAUSES = 32
 
 #: Deadline of the current attempt, on the monotonic clock; inner calls inherit it.
 ENDS: ContextVar[float | None] = ContextVar("oncemore.ends", default=None)
-
-
-class RetryPlan(FrozenRecord):
-    """The checked options of a decorated function.
-
-    covers    returns whether an error may be retried
-    deadline  POSIX seconds after which no attempt begins
-    cuts      whether an attempt can be interrupted at the deadline
-    heard     whether a hook or an observer needs the report of each failure
-    light     whether a success needs no more than returning the value
-    witness   the observer of every failure and every end, if there is one
-    breaker   the breaker that has to admit each attempt, if there is one
-    rate      the rate limiter that gives each attempt its slot, if there is one
-    """
-
-    __slots__ = (
-        "breaker", "budget", "classify", "covers", "cuts", "deadline", "fallback", "heard", "light", "name",
-        "on_give_up", "on_retry", "policy", "rate", "seed", "until", "witness",
-    )  # fmt: skip
-    breaker: BreakerCore | None
-    budget: TokenBucket | None
-    classify: Callable[[BaseException, float], Failure]
-    covers: Callable[[Exception, Failure], bool]
-    cuts: bool
-    deadline: float | None
-    fallback: Any
-    heard: bool
-    light: bool
-    name: str
-    on_give_up: Callable[[RetryReport], object] | None
-    on_retry: Callable[[RetryReport], object] | None
-    policy: Policy
-    rate: RateLimiter | None
-    seed: str | None
-    until: Callable[[Any], object] | None
-    witness: CallObserver | None
-
-    def __init__(
-        self,
-        name: str,
-        policy: Policy,
-        covers: Callable[[Exception, Failure], bool],
-        classify: Callable[[BaseException, float], Failure],
-        *,
-        until: Callable[[Any], object] | None = None,
-        deadline: float | None = None,
-        budget: TokenBucket | None = None,
-        seed: str | None = None,
-        fallback: Any = NO_FALLBACK,
-        on_retry: Callable[[RetryReport], object] | None = None,
-        on_give_up: Callable[[RetryReport], object] | None = None,
-        cuts: bool = False,
-        witness: CallObserver | None = None,
-        breaker: BreakerCore | None = None,
-        rate: RateLimiter | None = None,
-    ) -> None:
-        limits = (policy.timeout_s, policy.total_timeout_s, deadline, until, budget, witness, rate)
-        light = all(limit is None for limit in limits)
-        heard = on_retry is not None or witness is not None
-        self.set_fields(
-            breaker=breaker,
-            budget=budget,
-            classify=classify,
-            covers=covers,
-            cuts=cuts,
-            deadline=deadline,
-            fallback=fallback,
-            heard=heard,
-            light=light,
-            name=name,
-            on_give_up=on_give_up,
-            on_retry=on_retry,
-            policy=policy,
-            rate=rate,
-            seed=seed,
-            until=until,
-            witness=witness,
-        )
-
-
-class RetryReport(Value):
-    """One failed attempt and the decision about it, as passed to the hooks."""
-
-    name: str
-    number: int
-    attempts: int
-    error: Exception | None
-    value: object
-    decision: Decision
-    waited_s: float
-
-    @property
-    def delay_s(self) -> float:
-        """Seconds until the next attempt."""
-        return self.decision.delay_s
-
-    def explain(self) -> str:
-        """Return a paragraph that explains the decision."""
-        return self.decision.explain()
 
 
 class CallOutcome(Value):
@@ -463,99 +351,3 @@ def _end_circuit_open(
     if callable(value):
         value = yield CallHook(value, error)
     yield CallOutcome(value, None)
-
-
-def attach_decision(error: BaseException, decision: Decision) -> None:
-    """Store the decision on the error."""
-    # Through __dict__, because a frozen exception class refuses __setattr__.
-    error.__dict__["__oncemore__"] = decision
-
-
-def get_decision(error: BaseException) -> Decision | None:
-    """Return the last decision about an error that `retry` raised, or None.
-
-    Follows the causes of the error, so that it works for an error that wraps it.
-    """
-    current: BaseException | None = error
-    # Bounded, because a chain of causes may be a cycle.
-    for _ in range(MOST_CAUSES):
-        if current is None:
-            break
-        decision = current.__dict__.get("__oncemore__")
-        if decision is not None:
-            return decision  # type: ignore[no-any-return]
-        current = current.__cause__ or current.__context__
-    return None
-
-
-def add_error_note(error: BaseException, report: RetryReport) -> None:
-    """Add a note for the traceback: the attempts, the reason of the end and the time to try again."""
-    text = f"oncemore: {report.name}: {decision_sentence(report.decision)}"
-    if report.waited_s:
-        text += f" Waited {format_seconds(report.waited_s)} in all."
-    if report.decision.not_before is not None and report.decision.reason != "wait_beyond_deadline":
-        text += f" Worth trying again from {format_utc(report.decision.not_before)}."
-    # One exception object may be raised by many calls: its notes must not grow without bound.
-    notes = error.__dict__.setdefault("__notes__", [])
-    if len(notes) < MOST_NOTES:
-        notes.append(text)
-
-
-def format_utc(posix: float) -> str:
-    """Return a time as ISO 8601 in UTC; as a number if it is out of the calendar's range."""
-    try:
-        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(posix))
-    except (OverflowError, ValueError, OSError):
-        return f"{posix:g}"
-
-
-_logger: Any = None
-
-
-def is_logged() -> bool:
-    """Whether a log record of `oncemore.retry` would reach a handler.
-
-    A program that has not imported `logging`, or has no handler, does not pay for log records.
-    """
-    global _logger
-    if _logger is None:
-        logging = sys.modules.get("logging")
-        if logging is None:
-            return False
-        _logger = logging.getLogger("oncemore.retry")
-    if not (_logger.handlers or _logger.parent.handlers or _logger.root.handlers):
-        # The usual case, at half the cost of hasHandlers().
-        return False
-    return _logger.hasHandlers() and _logger.isEnabledFor(_WARNING)  # type: ignore[no-any-return]
-
-
-_WARNING = 30  # logging.WARNING, without importing it
-
-
-def log_report(report: RetryReport) -> None:
-    """Log a warning with the logger `oncemore.retry`.
-
-    The text of an exception may hold secrets (a URL, a token), so the record has its class only.
-    """
-    if is_logged():
-        _logger.warning("%s: %s", report.name, decision_sentence(report.decision), extra=log_fields(report))
-
-
-def log_fields(report: RetryReport) -> dict[str, object]:
-    """Return the extra fields of a log record, each with the prefix `oncemore_`."""
-    failure = report.decision.situation.failure
-    return {
-        "oncemore_name": report.name,
-        "oncemore_attempt": report.number,
-        "oncemore_max_attempts": report.attempts,
-        "oncemore_action": report.decision.action,
-        "oncemore_reason": report.decision.reason,
-        "oncemore_delay_s": report.decision.delay_s,
-        "oncemore_waited_s": report.waited_s,
-        "oncemore_error_class": failure.code,
-        "oncemore_kind": failure.kind,
-        "oncemore_rule": failure.rule,
-        "oncemore_exception": "" if report.error is None else type(report.error).__qualname__,
-        "oncemore_policy": report.decision.policy.name,
-        "oncemore_policy_version": report.decision.policy.version,
-    }

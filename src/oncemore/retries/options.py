@@ -12,7 +12,14 @@ from oncemore.errors import AttemptTimeout, UsageError, warn_policy
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import STANDARD, Policy, check_jitter, check_schedule, check_seed, policy_name
 from oncemore.policy.verdict import decide_verdict, forbids_retry
-from oncemore.retries.loop import NO_FALLBACK, RetryPlan
+from oncemore.retries.limit_options import (
+    POLICIES,
+    is_file_policy,
+    resolve_breaker_option,
+    resolve_budget,
+    resolve_rate_option,
+)
+from oncemore.retries.plan import NO_FALLBACK, RetryPlan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +34,8 @@ if TYPE_CHECKING:
     from oncemore.limits.shared_rate import RateLimiter
     from oncemore.policy.backoff import JitterWord
     from oncemore.policy.model import Failure
-    from oncemore.retries.loop import CallObserver, RetryReport
+    from oncemore.retries.plan import CallObserver
+    from oncemore.retries.report import RetryReport
 
     Seconds = float | timedelta
     On = (
@@ -131,13 +139,13 @@ def build_plan(options: RetryOptions, name: str, colour: str) -> RetryPlan:
         covers=_make_covers(options["on"], policy),
         classify=classify,
         deadline=_parse_deadline(options.get("deadline")),
-        budget=_resolve_budget(options),
+        budget=resolve_budget(options.get("budget"), options.get("policy")),
         seed=_check_seed(options.get("seed")) or check_seed(policy.jitter_seed),
         fallback=fallback,
         cuts=colour == "coroutine" or policy.timeout_s is not None,
         witness=_make_observer(options, name, policy),
-        breaker=_resolve_breaker(options),
-        rate=_resolve_rate(options),
+        breaker=resolve_breaker_option(options),
+        rate=resolve_rate_option(options),
         **hooks,
     )
 
@@ -154,7 +162,7 @@ def _cache_key(options: RetryOptions) -> tuple[object, ...] | None:
         return None
     has_limits = any(options.get(option) is not None for option in ("budget", "breaker", "rate"))
     # Limits belong to the caller; a policy file may change, and its loader has a cache of its own.
-    if has_limits or _is_file_policy(options.get("policy")):
+    if has_limits or is_file_policy(options.get("policy")):
         return None
     # With the types, because True == 1 and 1.0 == 1.
     key = (are_retries_enabled(), *((name, type(value), value) for name, value in options.items()))
@@ -188,20 +196,13 @@ def warn_unwise_policy(plan: RetryPlan) -> None:
 
 #: Suffix of the name of a policy that further options have changed.
 CHANGED = " (changed)"
-#: Policies that need no file.
-POLICIES = {STANDARD.name: STANDARD}
-
-
-def _is_file_policy(policy: object) -> bool:
-    """Whether a policy option is the name or the path of a policy file."""
-    return (isinstance(policy, str) and policy not in POLICIES) or hasattr(policy, "__fspath__")
 
 
 def resolve_policy(options: RetryOptions) -> Policy:
     """Return the policy of the options, or a copy that further options have changed."""
     option = options.get("policy")
     base = STANDARD if option is None else option
-    if _is_file_policy(base):
+    if is_file_policy(base):
         # Imported here: only policy files need the loader.
         from oncemore.policy.files.loader import load_policy_no_warnings
 
@@ -320,92 +321,6 @@ def _make_observer(options: RetryOptions, name: str, policy: Policy) -> CallObse
     if _check_hook("on_event", sink, "plain") is None:
         return None
     return AuditRecorder(SinkWriter(sink), code, options.get("name") or name, policy=policy_name(policy))  # type: ignore[arg-type]
-
-
-def _resolve_breaker(options: RetryOptions) -> BreakerCore | None:
-    """Return the breaker of the options; for a name, with the rules of the policy file, if it has any."""
-    option = options.get("breaker")
-    if option is None:
-        return None
-    from oncemore.limits.declarations import resolve_breaker
-
-    rules = None
-    if isinstance(option, str) and _is_file_policy(policy := options.get("policy")):
-        from oncemore.policy.files.loader import load_breaker_rules
-
-        rules = load_breaker_rules(policy)  # type: ignore[arg-type]
-    return resolve_breaker(option, rules)
-
-
-def _resolve_rate(options: RetryOptions) -> RateLimiter | None:
-    """Return the rate limiter of the options, or else that of the policy file."""
-    option = options.get("rate")
-    return policy_rate(options.get("policy")) if option is None else _make_rate_limiter(option)
-
-
-def _make_rate_limiter(option: RateLimiter | str) -> RateLimiter:
-    from oncemore.limits.declarations import resolve_rate
-
-    return resolve_rate(option)
-
-
-def policy_rate(policy: object) -> RateLimiter | None:
-    """Return a new rate limiter as a policy file defines it, or None; each function has its own."""
-    section = _policy_section(policy, "rate_limit")
-    if section is None:
-        return None
-    from oncemore.limits.rate_rules import RateLimit, check_rate
-    from oncemore.limits.shared_rate import RateLimiter
-
-    return RateLimiter(
-        check_rate(RateLimit(section.get("calls", 1), section.get("period_s", 1.0), section.get("burst", 1)))
-    )
-
-
-def _resolve_budget(options: RetryOptions) -> TokenBucket | None:
-    return resolve_budget(options.get("budget"), options.get("policy"))
-
-
-def resolve_budget(option: Any, policy: object) -> TokenBucket | None:
-    """Return the budget of the option, or else that of the policy file.
-
-    All functions with that policy in this process share its budget. If the file says `shared`, the budget
-    is in the store, under its own name or the name of the policy.
-    """
-    section = None if option is not None else _policy_section(policy, "retry_budget")
-    if option is None and section is None:
-        return None
-    from oncemore.limits.budget import TokenBucket
-
-    if option is not None and not isinstance(option, TokenBucket):
-        raise UsageError(f"budget is {option!r}; it takes oncemore.Budget(...)")
-    if section is None:
-        return option
-    # The numbers are part of the key: a changed file gets a new budget.
-    key = (str(policy), *sorted(section.items()))
-    if key not in _budgets:
-        capacity = section.get("capacity", 10.0)
-        per_success = section.get("per_success", min(0.1, capacity))
-        at_empty = section.get("at_empty", "fail")
-        if section.get("shared", False):
-            from oncemore.limits.declarations import Budget as SharedBudget
-
-            name = section.get("name") or resolve_policy({"on": "transient", "policy": policy}).name  # type: ignore[typeddict-item]
-            _budgets[key] = SharedBudget(capacity, per_success, at_empty=at_empty, name=name, shared=True)
-        else:
-            _budgets[key] = TokenBucket(capacity, per_success, at_empty=at_empty)
-    return _budgets[key]
-
-
-_budgets: dict[tuple[object, ...], TokenBucket] = {}
-
-
-def _policy_section(policy: object, name: str) -> Any:
-    if not _is_file_policy(policy):
-        return None
-    from oncemore.policy.files.loader import load_section
-
-    return load_section(policy, name)  # type: ignore[arg-type]
 
 
 def _parse_deadline(deadline: datetime | float | None) -> float | None:

@@ -78,11 +78,9 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
         if type(ready) is EndCall:
             return (yield from _end_without_attempt(plan, ready))
         # Operators: a switch or a missing approval stops the attempt.
-        approved = transitions.approval_entity(plan, ready)
-        names = transitions.step_names(plan, ready.record)
-        permission = yield make(
-            AskPermission, (names, call.tenant, approved, plan.obeys_switches, plan.pipeline)
-        )
+        approved, names = transitions.approval_entity(plan, ready), transitions.step_names(plan, ready.record)
+        asked = (names, call.tenant, approved, plan.obeys_switches, plan.pipeline)
+        permission = yield make(AskPermission, asked)
         refused: Any = None
         if permission.stop or approved:
             refused = yield from admission.check_permission(plan, call, ready, permission, now)
@@ -107,15 +105,14 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
                 guards, refused = yield from cooldown_step.guard_claim(plan.cooldown, ready, claim, guards)
         if refused is not None:
             # A guessed head may hide a finished run, whose value is returned and not refused.
-            if refused is CONFLICT or is_guess:
-                is_guess = False
-                continue
-            return (yield from _end_without_attempt(plan, refused))
-        is_late = not approved
+            if refused is not CONFLICT and not is_guess:
+                return (yield from _end_without_attempt(plan, refused))
+            is_guess = False
+            continue
         if breaker_pass is None:
-            op = AppendChange(ready, claim, plan.effect != "pure", guards=guards, late=is_late)
+            op = AppendChange(ready, claim, plan.effect != "pure", guards=guards, late=not approved)
         else:
-            op = breaker_pass.build_claim(ready, claim, now, guards, late=is_late)
+            op = breaker_pass.build_claim(ready, claim, now, guards, late=not approved)
         claimed = yield op
         if type(claimed) is VoidClaim:
             yield from failure.release_claim(plan, claimed.seen, now)

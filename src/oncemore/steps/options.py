@@ -20,7 +20,8 @@ from oncemore.limits.shared_breaker import breaker_entity
 from oncemore.policy.canonical_json import normalize_name
 from oncemore.policy.model import EFFECTS, Failure
 from oncemore.policy.policy import Policy, StepSettings
-from oncemore.retries.options import CHANGED, function_colour, policy_rate, resolve_budget, resolve_policy
+from oncemore.retries.limit_options import policy_rate, resolve_budget
+from oncemore.retries.options import CHANGED, function_colour, resolve_policy
 from oncemore.steps.arguments import RecordedArguments
 from oncemore.steps.engine import log
 from oncemore.steps.keys import KeyRule, cfg_hash, evaluate_option, parse_duration

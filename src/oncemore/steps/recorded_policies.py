@@ -54,7 +54,13 @@ class RecordedPolicies:
             if engine.store.load_head(entity) is None:
                 now = engine.now()
                 after = RecordedPolicy(
-                    "RECORDED", policy.name, policy.version, policy.digest, now, policy.to_dict(), source
+                    state="RECORDED",
+                    name=policy.name,
+                    version=policy.version,
+                    digest=policy.digest,
+                    created_at=now,
+                    fields=policy.to_dict(),
+                    source=source,
                 )
                 write = build_write(entity, 0, NOWHERE, RecordChange(MARKS, None, after), now, engine.cipher)
                 # A conflict means that another process has just written the same policy.

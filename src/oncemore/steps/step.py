@@ -198,19 +198,21 @@ class StepCalls(Generic[P, R]):
         options, run_id, context = self._options, new_uuid7(now), CONTEXT.get()
         if call.engine.copy_check.notice and options.effect != "pure":
             call.engine.copy_check.check_original()
-        # All fields by position: `make` costs a third of a call with keywords, and every attempt passes here.
-        return make(
-            AttemptTerms,
-            (
-                worker, run_id, options.keys.encode_arguments(call.counted),
-                call.input_hash or input_hash(call.inputs),
-                _choose_seed(options.policy, call.entity), call.tenant, context.correlation_id or run_id,
-                "" if options.dataset is None else options.dataset_of(call.args, call.kwargs),
-                options.priority, options.retain_s,
-                "" if options.provider is None else options.provider_of(call.args, call.kwargs),
-                "" if worker else context.actor, call.withheld,
-            ),
-        )  # fmt: skip
+        return AttemptTerms(
+            worker=worker,
+            run_id=run_id,
+            arguments=options.keys.encode_arguments(call.counted),
+            input_hash=call.input_hash or input_hash(call.inputs),
+            seed=_choose_seed(options.policy, call.entity),
+            tenant=call.tenant,
+            correlation_id=context.correlation_id or run_id,
+            dataset="" if options.dataset is None else options.dataset_of(call.args, call.kwargs),
+            priority=options.priority,
+            retain_s=options.retain_s,
+            provider="" if options.provider is None else options.provider_of(call.args, call.kwargs),
+            actor="" if worker else context.actor,
+            withheld=call.withheld,
+        )
 
     # Running ----------------------------------------------------------------------------------------
 

@@ -47,8 +47,6 @@ NO_REMARKS: Mapping[str, Any] = MappingProxyType({})
 _COMMIT_MARKS: tuple[Any, ...] = ("COMMIT", "COMPLETE")
 _FAILURE_MARKS: tuple[Any, ...] = ("HARD_FAIL", "ESCALATION")
 _NO_RUN = RunRecord()
-#: The fields behind `provider` have their defaults in a new run.
-_DEFAULT_TAIL = _NO_RUN[RunRecord._fields.index("provider") + 1 :]
 
 
 # Attempts -------------------------------------------------------------------------------------------
@@ -157,20 +155,31 @@ def new_run(
     in other databases are found by that name.
     """
     last = last or _NO_RUN
-    # All fields by position: `make` costs a third of a call with keywords, and every new run passes here.
-    # The rows follow the order of the fields in `RunRecord`.
-    return make(
-        RunRecord,
-        (
-            "PENDING", last.step or plan.name, plan.effect, terms.run_id,
-            last.run_number + 1, last.fence, last.attempt, 0, plan.policy.max_attempts, "",
-            now, 0.0, 0.0, call.deadline,  # created_at, started_at, not_before, deadline
-            "", "", 0, 0, 0,  # held_for, reason, commit_version, failure_version, checkpoint_version
-            terms.input_hash, call.cfg_hash, terms.seed, terms.tenant, terms.correlation_id,
-            plan.policy_name, terms.dataset, terms.priority, terms.retain_s, 0.0, terms.provider,
-            *_DEFAULT_TAIL,
-        ),
-    )  # fmt: skip
+    fields = {
+        "step": last.step or plan.name,
+        "effect": plan.effect,
+        "run_id": terms.run_id,
+        "run_number": last.run_number + 1,
+        "fence": last.fence,
+        "attempt": last.attempt,
+        "max_attempts": plan.policy.max_attempts,
+        "created_at": now,
+        "deadline": call.deadline,
+        "input_hash": terms.input_hash,
+        "cfg_hash": call.cfg_hash,
+        "seed": terms.seed,
+        "tenant": terms.tenant,
+        "correlation_id": terms.correlation_id,
+        "policy": plan.policy_name,
+        "dataset": terms.dataset,
+        "priority": terms.priority,
+        "retain_s": terms.retain_s,
+        "provider": terms.provider,
+    }
+    values: list[Any] = list(_NO_RUN)
+    for name in fields:
+        values[_POSITIONS[name]] = fields[name]
+    return make(RunRecord, values)
 
 
 def opening_body(terms: AttemptTerms) -> dict[str, Any]:

@@ -41,7 +41,8 @@ from oncemore.profiles.exoarmur.stored_records import (
     read_record,
     tenant_differs,
 )
-from oncemore.retries.loop import ENDS, RetryReport, add_error_note, attach_decision, log_report
+from oncemore.retries.loop import ENDS
+from oncemore.retries.report import RetryReport, add_error_note, attach_decision, log_report
 from oncemore.steps import flow, transitions
 from oncemore.steps.call import PreparedCall
 from oncemore.steps.call_operations import CALL_OPERATIONS

@@ -41,7 +41,7 @@ from oncemore.profiles.exoarmur.record import (
     KeyOwner,
     SharedFailure,
 )
-from oncemore.retries.loop import RetryPlan
+from oncemore.retries.plan import RetryPlan
 from oncemore.steps.context import context
 
 if TYPE_CHECKING:

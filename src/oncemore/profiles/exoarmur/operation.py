@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from oncemore.audit.events import AuditEvent
     from oncemore.policy.policy import Policy
     from oncemore.profiles.exoarmur.policy import CategoryPolicy
-    from oncemore.retries.loop import RetryPlan, RetryReport
+    from oncemore.retries.plan import RetryPlan
+    from oncemore.retries.report import RetryReport
 
 
 def inherit_ids(ids: OperationIds) -> OperationIds:

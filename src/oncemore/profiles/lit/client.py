@@ -29,7 +29,9 @@ from oncemore.profiles.lit.errors import (
 )
 from oncemore.profiles.lit.http import check_id, current_ids
 from oncemore.retries.driver import run_blocking
-from oncemore.retries.loop import RetryPlan, get_decision, make_script
+from oncemore.retries.loop import make_script
+from oncemore.retries.plan import RetryPlan
+from oncemore.retries.report import get_decision
 from oncemore.steps.attempt import current
 from oncemore.steps.decorator import Step
 from oncemore.steps.options import StepOptions

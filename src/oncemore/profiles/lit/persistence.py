@@ -21,7 +21,8 @@ from oncemore.errors import UsageError
 from oncemore.profiles.lit import alert, policy
 from oncemore.profiles.lit.http import current_ids
 from oncemore.retries.driver import run_blocking
-from oncemore.retries.loop import RetryPlan, make_script
+from oncemore.retries.loop import make_script
+from oncemore.retries.plan import RetryPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from oncemore.policy.model import Failure
     from oncemore.profiles.lit.alert import ExhaustionAlert
     from oncemore.profiles.lit.http import RequestIds
-    from oncemore.retries.loop import RetryReport
+    from oncemore.retries.report import RetryReport
 
     Begin = Literal["immediate", "deferred", "exclusive"]
     Authorizer = Callable[..., int]

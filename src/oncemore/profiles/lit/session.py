@@ -26,7 +26,7 @@ from oncemore.log.entry_codec import new_uuid7
 from oncemore.profiles.lit import policy
 from oncemore.profiles.lit.errors import ActionOutcomeUnknown, CoreClientError, CoreClientHTTPError
 from oncemore.profiles.lit.http import check_id, current_ids
-from oncemore.retries.loop import get_decision
+from oncemore.retries.report import get_decision
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
