@@ -223,7 +223,7 @@ def test_the_number_of_artifacts_is_bounded(engine: Engine) -> None:
 
 def taken_over(engine: Engine) -> None:
     """Close the attempt around this line, as another worker would."""
-    seen = oncemore.current().seen
+    seen = oncemore.current().head
     after = seen.record._replace(state="SOFT_FAIL", reason="lease_expired", worker="")
     change = RecordChange(("SOFT_FAIL",), seen.record, after)
     engine.store.append(
@@ -302,7 +302,7 @@ def test_a_store_without_a_place_says_what_to_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize("runs", [asyncio.run, trio.run], ids=["asyncio", "trio"])
 def test_async_steps_await_what_they_put_away(engine: Engine, runs: Any) -> None:
     async def work(x: int) -> Artifact:
-        assert oncemore.current().seen
+        assert oncemore.current().head
         return await put(b"x" * x, name="x", site="KS")  # type: ignore[no-any-return]
 
     async def main() -> Any:

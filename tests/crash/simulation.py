@@ -235,7 +235,7 @@ class StepSimulation:
     def _append_change(self, op: ops.AppendChange) -> LoadedHead | ops.VoidClaim | None:
         writes = [
             build_write(head.entity, head.version, head.hash, change, self.now)
-            for head, change in ((op.seen, op.change), *op.also)
+            for head, change in ((op.head, op.change), *op.also)
         ]
         writes += [build_event_write(emitted, self.now) for emitted in op.events]
         batch = Batch(tuple(writes), op.guards, late=op.late and self.store.checks_guards_late)
@@ -244,7 +244,7 @@ class StepSimulation:
 
     def finish_append(self, op: ops.AppendChange, batch: Batch, answer: Any) -> Any:
         """Return the driver's answer to an append that the store has answered."""
-        return load_head(self.store, op.seen.entity) if isinstance(answer, Stored) else None
+        return load_head(self.store, op.head.entity) if isinstance(answer, Stored) else None
 
     def _read_body(self, op: ops.ReadBody) -> dict[str, Any]:
         entry = next(self.store.read_entries(op.entity, op.version - 1))
@@ -261,11 +261,11 @@ class StepSimulation:
         if outcome in ("ok", "transient after"):
             self.effects.append(op.number)
         if outcome == "ok":
-            return ops.AttemptOutcome(op.seen, "value")
-        return ops.AttemptOutcome(op.seen, None, ERRORS[outcome](outcome))
+            return ops.AttemptOutcome(op.head, "value")
+        return ops.AttemptOutcome(op.head, None, ERRORS[outcome](outcome))
 
     def _ask_reconcile(self, op: ops.AskReconcile) -> ops.ReconcileAnswer:
-        if op.seen.record.attempt in self.effects:
+        if op.head.record.attempt in self.effects:
             return ops.ReconcileAnswer("applied", "value")
         return ops.ReconcileAnswer("not_applied")
 
@@ -427,8 +427,8 @@ class JudgedSimulation(StepSimulation):
             return ops.VoidClaim(self.load_run())
         if not isinstance(answer, Stored):
             return None
-        if op.beside is not None:
-            op.beside(None)  # type: ignore[arg-type] # in one transaction with the rest
+        if op.joined_write is not None:
+            op.joined_write(None)  # type: ignore[arg-type] # in one transaction with the rest
         self.judge.stored(self.judged_call, op, batch)
         self.judged_call.committed |= "COMMIT" in op.change.marks
         return self.load_run()
@@ -437,12 +437,12 @@ class JudgedSimulation(StepSimulation):
         """Commit the user's transaction, if its fence is still the last one."""
         if op.mark != self.user_fence or self.user_commit is not None:
             return ops.TransactionOutcome(LeaseLost("another attempt took over"))
-        self.effects.append(op.seen.record.attempt)
+        self.effects.append(op.head.record.attempt)
         self.user_commit = dict(op.body), op.events
         return ops.TransactionOutcome(None)
 
     def _ask_reconcile(self, op: ops.AskReconcile) -> ops.ReconcileAnswer:
-        run: RunRecord = op.seen.record
+        run: RunRecord = op.head.record
         if self.unknown_answers:
             self.unknown_answers -= 1
             return ops.ReconcileAnswer("unknown")
@@ -453,7 +453,7 @@ class JudgedSimulation(StepSimulation):
 
     def run_actions(self, op: ops.RunAttempt) -> Generator[Any, Any, ops.AttemptOutcome]:
         """Run an attempt action by action."""
-        head, run = op.seen, op.seen.record
+        head, run = op.head, op.head.record
         outcome = self.next_outcome()
         if outcome == "cut off":
             self.outcomes = self.outcomes[1:] or ["effect ok"]

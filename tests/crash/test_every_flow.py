@@ -419,7 +419,7 @@ def test_a_checkpoint_whose_answer_was_lost_for_good_does_not_lose_the_attempt(
 
     def unsure(op: ops.AppendChange) -> LoadedHead | None:
         saved = real(op)
-        return op.seen if op.change.marks == ("CHECKPOINT",) else saved
+        return op.head if op.change.marks == ("CHECKPOINT",) else saved
 
     simulation._append_change = unsure  # type: ignore[method-assign]
     with pytest.raises(StopIteration) as end:

@@ -115,8 +115,8 @@ class LimitSimulation(StepSimulation):
     def _run_attempt(self, op: ops.RunAttempt) -> ops.AttemptOutcome:
         self.caller.wakes_at = self.now + self.rng.choice((0.0, 0.1, 0.1, 30.0))
         if self.now >= self.healthy_from or self.rng.random() < 0.3:
-            return ops.AttemptOutcome(op.seen, "value")
-        return ops.AttemptOutcome(op.seen, None, TransientProblem("down"))
+            return ops.AttemptOutcome(op.head, "value")
+        return ops.AttemptOutcome(op.head, None, TransientProblem("down"))
 
     def _sleep_seconds(self, op: ops.SleepSeconds) -> None:
         self.caller.wakes_at = self.now + op.seconds

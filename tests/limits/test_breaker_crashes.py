@@ -55,7 +55,7 @@ class BreakerSimulation(StepSimulation):
         breaker = self.load_breaker()
         if breaker is not None:
             probe = (breaker.probe_worker, breaker.probe_entity, breaker.probe_fence)
-            is_probe = probe == (self.worker, self.entity, op.seen.record.fence)
+            is_probe = probe == (self.worker, self.entity, op.head.record.fence)
             assert breaker.state == "CLOSED" or (breaker.state == "HALF_OPEN" and is_probe)
         return super()._run_attempt(op)
 

@@ -89,7 +89,7 @@ def a_token_is_taken_before_the_decision_is_written(patch: pytest.MonkeyPatch) -
 
     def early(engine: Any, op: Any) -> BudgetDraw:
         found = drawn(engine, op)
-        if found.seen is not None and found.tokens >= op.cost:
+        if found.head is not None and found.tokens >= op.cost:
             left = found.tokens - op.cost
             script = update_quota(
                 engine,
@@ -97,7 +97,7 @@ def a_token_is_taken_before_the_decision_is_written(patch: pytest.MonkeyPatch) -
                 lambda at, now: (at._replace(capacity=op.budget.budget.capacity, tokens=left), None),
             )
             run_limit_script(script)
-            found = found._replace(seen=load_head(engine.store, BUDGET, None, QuotaRecord))
+            found = found._replace(head=load_head(engine.store, BUDGET, None, QuotaRecord))
         return found
 
     patch.setattr(budget_step, "draw_budget", early)

@@ -231,7 +231,7 @@ class Explorer:
         )
 
     def _save(self, state: State, at: int, op: AppendChange, fault: str) -> tuple[State, Any] | None:
-        worker, version, seen = state.workers[at], len(state.log), op.seen
+        worker, version, seen = state.workers[at], len(state.log), op.head
         if fault.startswith("cut") or (fault and worker.pending is not None):
             return None
         if worker.pending is None:
@@ -259,25 +259,25 @@ class Explorer:
         return _with(state, at, worker), LoadedHead(ENTITY, version + 1, made.hash, run, op.change.body)
 
     def _work(self, state: State, at: int, op: RunAttempt, fault: str) -> tuple[State, Any]:
-        worker, book, run = state.workers[at], _copied(state.book), op.seen.record
+        worker, book, run = state.workers[at], _copied(state.book), op.head.record
         judge = _judge(book)
         state = state._replace(book=book)
         if fault == "cut":
             judge.clear(book, run)
             return _with(state, at, worker._replace(cut=True)), AttemptOutcome(
-                op.seen, None, CUT, begun=False
+                op.head, None, CUT, begun=False
             )
         turn = "cut, done" if fault else self.turns[min(len(book.executed), len(self.turns) - 1)]
-        judge.executing(self._lane(state, at), op.seen)
+        judge.executing(self._lane(state, at), op.head)
         if turn in ("ok", "transient, done", "cut, done") and self.effect == "once":
             judge.lands(book, run.attempt, run.fence)
         if turn == "ok":
-            return state, AttemptOutcome(op.seen, ("ok", f"{ENTITY}#{run.attempt}"))
+            return state, AttemptOutcome(op.head, ("ok", f"{ENTITY}#{run.attempt}"))
         if turn == "cut, done":
-            return _with(state, at, worker._replace(cut=True)), AttemptOutcome(op.seen, None, CUT)
+            return _with(state, at, worker._replace(cut=True)), AttemptOutcome(op.head, None, CUT)
         if turn == "refused":
             judge.clear(book, run)
-        return state, AttemptOutcome(op.seen, None, Fails(turn))
+        return state, AttemptOutcome(op.head, None, Fails(turn))
 
     def _other(self, state: State, at: int, op: Any) -> tuple[State, Any] | None:
         worker = state.workers[at]
@@ -291,7 +291,7 @@ class Explorer:
             asked = (op.worker, op.fence, until, state.now)
             return _with(state, at, worker._replace(asked_about=asked)), until
         if type(op) is AskReconcile:
-            book, run = _copied(state.book), op.seen.record
+            book, run = _copied(state.book), op.head.record
             if run.attempt in book.landed or run.attempt in book.late:
                 return state, ReconcileAnswer("applied", ("ok", f"{ENTITY}#{run.attempt}"))
             _judge(book).clear(book, run)
@@ -345,7 +345,7 @@ def _shown(answer: Any) -> Any:
     if type(answer) is AttemptOutcome:
         return (str(answer.value), repr(answer.error), answer.begun)
     if type(answer) is ReconcileAnswer:
-        return answer.found
+        return answer.outcome
     return answer if type(answer) is float else repr(answer)
 
 

@@ -87,7 +87,7 @@ class Judge:
 
     def stored(self, lane: Any, op: AppendChange, batch: Batch) -> None:
         """A change of a run was stored, whether or not its writer will hear of it."""
-        seen, change = op.seen, op.change
+        seen, change = op.head, op.change
         book = self.books[seen.entity]
         last, after, marks = book.run, change.after, change.marks
         assert type(after) is RunRecord

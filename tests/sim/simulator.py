@@ -225,7 +225,7 @@ class Link:
             if self.times > 0:
                 self.loses = "before"  # the store is down from then on
         answer = self.store.append(batch).wait()
-        if self.op is not None and type(answer) is Stored and batch.writes[0].entity == self.op.seen.entity:
+        if self.op is not None and type(answer) is Stored and batch.writes[0].entity == self.op.head.entity:
             self.sim.stored(self.lane, self.op, batch)
         if loses:
             raise self._error()
@@ -277,9 +277,9 @@ class Lane:
 class Person:
     """Somebody who settles an unknown outcome; what they say follows from what they find, at first sight."""
 
-    found = "not_applied"
+    outcome = "not_applied"
     value: Any = None
-    decided: ClassVar = {"decision": {"action": "settle", "reason": "looked", "actor": "somebody"}}
+    decision_body: ClassVar = {"decision": {"action": "settle", "reason": "looked", "actor": "somebody"}}
 
 
 class Process:
@@ -627,7 +627,7 @@ class Sim:
             return
         book = self.judge.books[lane.call.entity]
         if run.attempt in (*book.landed, *book.late):
-            person.found, person.value = "applied", ("ok", _value(lane.call.entity, run.attempt))
+            person.outcome, person.value = "applied", ("ok", _value(lane.call.entity, run.attempt))
         else:
             self.judge.clear(book, run)
 
@@ -695,7 +695,7 @@ class Sim:
             lane.cut_soon = False
             job.interrupt = lane.cut = lane.cut or Cut("in reconcile")
             return ReconcileAnswer("unknown")
-        book, run = self.judge.books[op.seen.entity], op.seen.record
+        book, run = self.judge.books[op.head.entity], op.head.record
         if self.chance() < 0.2:
             return ReconcileAnswer("unknown")
         if run.attempt in book.landed or run.attempt in book.late:
@@ -736,11 +736,11 @@ class Sim:
     def _work(self, lane: Lane, job: PreparedCall, op: RunAttempt) -> Generator[str, None, AttemptOutcome]:
         """Be the work: take time, keep checkpoints, reach the outside, end in some way."""
         yield "Work"
-        book, run = self.judge.books[op.seen.entity], op.seen.record
+        book, run = self.judge.books[op.head.entity], op.head.record
         if job.interrupt is not None:
             self.judge.clear(book, run)
-            return AttemptOutcome(op.seen, None, job.interrupt, begun=False)
-        self.judge.executing(lane, op.seen)
+            return AttemptOutcome(op.head, None, job.interrupt, begun=False)
+        self.judge.executing(lane, op.head)
         lane.working = run.fence
         done = yield from self._working(lane, job, op, book, run)
         lane.working = 0
@@ -753,7 +753,7 @@ class Sim:
         turn = self.rng.choices(NAMES, self.weights)[0]
         if self.calm and turn.startswith("cut"):
             turn = "ok"
-        attempt = RunningAttempt(op.seen, AttemptStorage(job))
+        attempt = RunningAttempt(op.head, AttemptStorage(job))
         if chance() < 0.6:
             lane.wake = self.now + chance() * self.rng.choice((2.0, 30.0, 150.0))
             yield "in the work"
@@ -786,7 +786,7 @@ class Sim:
         return perform.build_outcome(job, attempt, None, error)
 
     def _cut_work(self, lane: Lane, job: PreparedCall, attempt: Any) -> AttemptOutcome:
-        self._covered(attempt.seen.entity, "Work", "cut")
+        self._covered(attempt.head.entity, "Work", "cut")
         lane.cut = lane.cut or Cut("in the work")
         return perform.build_outcome(job, attempt, None, lane.cut)
 
@@ -801,7 +801,7 @@ class Sim:
     def kept(self, job: PreparedCall, attempt: Any, saved: Any) -> None:
         """What a checkpoint raises in the work: what cut it off comes before all else."""
         if job.interrupt is not None:
-            attempt.seen = saved or attempt.seen
+            attempt.head = saved or attempt.head
             raise job.interrupt
         AttemptStorage(job).continue_attempt(attempt, saved)
 

@@ -125,7 +125,7 @@ def who_closes_a_lost_attempt_does_not_compare(patch: pytest.MonkeyPatch) -> typ
 
     def encode_blindly(call: PreparedCall, op: AppendChange) -> Any:
         if op.change.after.reason == "lease_expired":  # type: ignore[union-attr]
-            op = op._replace(seen=load_head(call.store, op.seen.entity))
+            op = op._replace(head=load_head(call.store, op.head.entity))
         return encode_change(call, op)
 
     patch.setattr(perform, "encode_change", encode_blindly)
@@ -213,7 +213,7 @@ def events_are_written_before_the_commit(patch: pytest.MonkeyPatch) -> type[Sim]
 def a_former_holder_keeps_its_checkpoints(patch: pytest.MonkeyPatch) -> type[Sim]:
     class Broken(Sim):
         def checkpoint(self, attempt: Any) -> AppendChange:
-            attempt.seen = load_head(self.store, attempt.seen.entity)
+            attempt.head = load_head(self.store, attempt.head.entity)
             return super().checkpoint(attempt)
 
     return Broken
@@ -363,7 +363,7 @@ def unknown_is_taken_for_not_applied(patch: pytest.MonkeyPatch) -> type[Sim]:
 
     def hopeful(plan: Any, seen: Any, answer: Any, *rest: Any) -> RecordChange:
         return settled(
-            plan, seen, ReconcileAnswer("not_applied") if answer.found == "unknown" else answer, *rest
+            plan, seen, ReconcileAnswer("not_applied") if answer.outcome == "unknown" else answer, *rest
         )
 
     patch.setattr(transitions, "build_reconciled", hopeful)
@@ -423,9 +423,9 @@ def _commits_on(patch: pytest.MonkeyPatch, state: str) -> type[Sim]:
     def forced(plan: Any, done: AttemptOutcome, now: float) -> Any:
         ended = yield from commit(plan, done, now)
         if ended is CONFLICT:
-            seen = yield LoadHead(done.seen.entity)
-            if seen.record.state == state and seen.record.fence != done.seen.record.fence:
-                return (yield from commit(plan, done._replace(seen=seen), now))
+            seen = yield LoadHead(done.head.entity)
+            if seen.record.state == state and seen.record.fence != done.head.record.fence:
+                return (yield from commit(plan, done._replace(head=seen), now))
         return ended
 
     patch.setattr(flow, "commit_result", forced)

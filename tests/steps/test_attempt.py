@@ -39,7 +39,7 @@ def test_it_tells_what_the_run_says() -> None:
 
 def test_the_seed_of_a_run_that_has_its_own_is_taken() -> None:
     seeded = attempt()
-    seeded.seen = seeded.seen._replace(record=STATE._replace(seed="own"))
+    seeded.head = seeded.head._replace(record=STATE._replace(seed="own"))
     assert seeded.rng.random() != attempt().rng.random()
     assert attempt().rng.random() == attempt().rng.random()
 
@@ -55,7 +55,7 @@ def test_ids_of_events_depend_on_run_life_and_place_alone() -> None:
     assert ids == [again.emit("c", 3), again.emit("d")]
     assert other.emit("a", 1) not in ids
     later = attempt()
-    later.seen = later.seen._replace(record=STATE._replace(run_number=2))
+    later.head = later.head._replace(record=STATE._replace(run_number=2))
     assert later.emit("a", 1) not in ids
 
 

@@ -214,7 +214,7 @@ class ChildArtifactWriter:
 
     def put_artifact(self, attempt: RunningAttempt, content: Content, label: ArtifactLabel) -> Artifact:
         """Store content; the parent process checks it against the log."""
-        written, head = self.artifact_store.write_content(content, lambda: None), attempt.seen
+        written, head = self.artifact_store.write_content(content, lambda: None), attempt.head
         return attempt.attach_artifact(
             make_reference(head.entity, head.record, label, *written, clocks.current.wall())
         )

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from oncemore.messaging.relay import RelayCore
     from oncemore.policy.model import Failure
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import Given
+    from oncemore.steps.ops import Output
 
 #: The prefix of the topics of notifications; the name of the sink follows.
 TOPIC_PREFIX = f"{OURS}quarantine."
@@ -131,7 +131,7 @@ class Notifier:
 
     def add_notifications(
         self, engine: Engine, entity: str, version: int, change: RecordChange, now: float
-    ) -> tuple[RecordChange, tuple[Given, ...]]:
+    ) -> tuple[RecordChange, tuple[Output, ...]]:
         """Return the change with the ids of its notifications, and the notifications to write with it."""
         if not self.concerns(change):
             return change, ()
@@ -162,7 +162,7 @@ class Notifier:
 
     def _build_notification(
         self, sink: str, lane: str, ordinal: int, due: float, subject: NotificationSubject, now: float
-    ) -> Given:
+    ) -> Output:
         event = EventRecord(
             state="PENDING",
             topic=TOPIC_PREFIX + sink,

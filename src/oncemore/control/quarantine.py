@@ -118,7 +118,7 @@ class Quarantine:
 
         The value is stored as plain JSON; `step.settle` also accepts the types that the step returns.
         """
-        if type(answer) is not ReconcileAnswer or answer.found == "unknown":
+        if type(answer) is not ReconcileAnswer or answer.outcome == "unknown":
             raise UsageError("settle takes oncemore.applied(value) or oncemore.not_applied()")
         entity, decision = self._resolve_target(item, make_decision("settle", by, reason, version))
         head = load_head(self._engine.store, entity, self._engine.cipher)
@@ -127,8 +127,8 @@ class Quarantine:
             raise _not_settleable_error(entity, run)
         if stale := find_staleness(head, decision):
             raise stale
-        settled = answer._replace(decided=decision.decision_body)
-        if answer.found == "applied":
+        settled = answer._replace(decision_body=decision.decision_body)
+        if answer.outcome == "applied":
             # Raises for a value that cannot be encoded, before the decision is written.
             encode_result(answer.value)
         plan = _make_settle_plan(run)

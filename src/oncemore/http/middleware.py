@@ -347,7 +347,7 @@ def _make_reconcile(reconcile: Any) -> Any:
         answer = reconcile(key, exchange.principal)
         if hasattr(type(answer), "__await__"):
             answer = await answer
-        if type(answer) is not ReconcileAnswer or answer.found != "applied":
+        if type(answer) is not ReconcileAnswer or answer.outcome != "applied":
             return answer
         if not isinstance(answer.value, StoredResponse):
             raise UsageError(

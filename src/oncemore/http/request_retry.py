@@ -221,7 +221,7 @@ class RequestRetry:
             self._slot = RequestSlot(self._step, request.method, request.url)
         # The key of a `once` step is sent, but allows no repeat: such a step does not claim that the server
         # deduplicates by it.
-        step_allows_repeat = self._step is None or self._step.seen.record.effect != "once"
+        step_allows_repeat = self._step is None or self._step.head.record.effect != "once"
         self._has_key = request.has_key or (self._slot is not None and step_allows_repeat)
         self._is_repeatable = (
             is_idempotent_method or self._has_key or options.is_idempotent(request.method, request.request)

@@ -124,14 +124,14 @@ def _build_budget_write(
 ) -> tuple[Any, float, RefundBudget]:
     """Return the change of the budget, a debt of 0, and the refund that undoes the withdrawal."""
     refund = RefundBudget(budget, draw, cost)
-    if draw.seen is None:
+    if draw.head is None:
         # A budget in memory has given the tokens away already: nothing to write.
         return (), 0.0, refund
-    quota: QuotaRecord = draw.seen.record or QuotaRecord(name=budget.entity.removeprefix(PREFIX))
+    quota: QuotaRecord = draw.head.record or QuotaRecord(name=budget.entity.removeprefix(PREFIX))
     left = round(draw.tokens - cost, DIGITS)
     after = quota._replace(capacity=budget.budget.capacity, tokens=left)
     body = {"run": entity, "had": draw.tokens, "cost": cost}
-    return ((draw.seen, RecordChange(("QUOTA",), draw.seen.record, after, body)),), 0.0, refund
+    return ((draw.head, RecordChange(("QUOTA",), draw.head.record, after, body)),), 0.0, refund
 
 
 # For the drivers ------------------------------------------------------------------------------------

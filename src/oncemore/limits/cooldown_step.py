@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from oncemore.limits.cooldown_rules import CooldownSchedule
     from oncemore.log.record import LoadedHead
-    from oncemore.steps.ops import Given, Script
+    from oncemore.steps.ops import Output, Script
     from oncemore.steps.plan import StepPlan
 
 MARK: tuple[Any, ...] = ("RESOURCE",)
@@ -86,7 +86,7 @@ def append_to_run(
     head: LoadedHead,
     change: RecordChange,
     *,
-    events: tuple[Given, ...] = (),
+    events: tuple[Output, ...] = (),
     also: tuple[Any, ...] = (),
     guards: Mapping[str, int] = {},
 ) -> Script:
@@ -97,7 +97,7 @@ def append_to_run(
 
 
 def resource_writes(
-    cooling: CooldownCall, run_head: LoadedHead, change: RecordChange, events: tuple[Given, ...]
+    cooling: CooldownCall, run_head: LoadedHead, change: RecordChange, events: tuple[Output, ...]
 ) -> Script:
     """Return the change of the resource's record at the end of an execution; empty at any other change."""
     if "INTENT" in change.marks or not _ends_execution(change):
@@ -216,7 +216,7 @@ def explain_end(cooling: CooldownCall, end: EndCall) -> Script:
 
 
 def _execution_outcome(
-    cooling: CooldownCall, run_entity: str, change: RecordChange, events: tuple[Given, ...], now: float
+    cooling: CooldownCall, run_entity: str, change: RecordChange, events: tuple[Output, ...], now: float
 ) -> ResourceOutcome:
     """Return the outcome of an execution, from the entry that ends it."""
     run, body = change.after, change.body

@@ -170,7 +170,7 @@ class DeliveryDriver:
 
     def log_dead_event(self, op: NotifyListeners) -> None:
         """Log that an event is dead: no event is dropped silently (MSG-8)."""
-        event = op.seen.record
+        event = op.head.record
         log_warning(
             f"event {event.event_id} ({event.topic}) is dead after {event.attempt_count} attempts, "
             f"{event.reason}; it stays in the store: OutboxRelay.dead_letters() lists it, "
@@ -205,7 +205,7 @@ class DeliveryDriver:
 
     def encode_change(self, op: AppendChange) -> tuple[Batch, LoadedHead]:
         """Return the batch of a change, and the head as it will be once the batch is stored."""
-        head, event = op.seen, op.change.after
+        head, event = op.head, op.change.after
         change, now, notifier = op.change, self.engine.now(), self.engine.notifier
         notifications: tuple[Any, ...] = ()
         if notifier is not None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from oncemore.log.record import LoadedHead, RunRecord
     from oncemore.log.store import Batch, EntryWrite
     from oncemore.steps.call import PreparedCall
-    from oncemore.steps.ops import Given
+    from oncemore.steps.ops import Output
 
     Answered = Stored | Conflict
 
@@ -34,7 +34,7 @@ RESEND_DELAYS_S = (0.0, 0.05, 0.25, 1.0)
 
 def build_joined_writes(
     also: tuple[tuple[LoadedHead, RecordChange], ...],
-    events: tuple[Given, ...],
+    events: tuple[Output, ...],
     now: float,
     cipher: BodyCipher | None,
 ) -> Iterator[EntryWrite]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from oncemore.log.record import LoadedHead
     from oncemore.log.store import StoreTransaction
     from oncemore.steps.attempt_storage import AttemptBackend
-    from oncemore.steps.ops import Given
+    from oncemore.steps.ops import Output
     from oncemore.steps.transactions import AppliedMark
 
 MOST_EVENTS = MOST_ARTIFACTS = 1000
@@ -49,7 +49,7 @@ def tag_value(value: Any) -> Any:
 class Attempt:
     """One attempt of a durable step, for the code inside the step."""
 
-    seen: LoadedHead
+    head: LoadedHead
     parent: RunningAttempt | None
     artifacts: dict[str, tuple[ArtifactRecord, bool]]
     fork_count: int
@@ -60,50 +60,50 @@ class Attempt:
     events: tuple[tuple[EventRecord, Any], ...] = ()
     evidence: tuple[ArtifactRecord, ...] = ()
     mark: AppliedMark | None = None
-    also: Callable[[StoreTransaction], object] | None = None
+    joined_write: Callable[[StoreTransaction], object] | None = None
     _rng: random.Random | None = None
     _seeded: random.Random | None = None
 
     @property
     def number(self) -> int:
         """The number of the attempt, counted over all runs of its key, never reused."""
-        return self.seen.record.attempt  # type: ignore[no-any-return]
+        return self.head.record.attempt  # type: ignore[no-any-return]
 
     @property
     def key(self) -> str:
         """The idempotency key: pass it to services that deduplicate by key."""
-        return self.seen.entity.removeprefix("run/")
+        return self.head.entity.removeprefix("run/")
 
     @property
     def fence(self) -> int:
         """The fence: it rises with every attempt of the key; pass it to services that refuse older ones."""
-        return self.seen.record.fence  # type: ignore[no-any-return]
+        return self.head.record.fence  # type: ignore[no-any-return]
 
     @property
     def step(self) -> str:
         """The name of the step."""
-        return self.seen.record.step  # type: ignore[no-any-return]
+        return self.head.record.step  # type: ignore[no-any-return]
 
     @property
     def run_id(self) -> str:
         """The id of the run."""
-        return self.seen.record.run_id  # type: ignore[no-any-return]
+        return self.head.record.run_id  # type: ignore[no-any-return]
 
     @property
     def correlation_id(self) -> str:
         """The correlation id of all records of this work."""
-        return self.seen.record.correlation_id  # type: ignore[no-any-return]
+        return self.head.record.correlation_id  # type: ignore[no-any-return]
 
     @property
     def tenant(self) -> str:
         """The tenant."""
-        return self.seen.record.tenant  # type: ignore[no-any-return]
+        return self.head.record.tenant  # type: ignore[no-any-return]
 
     @property
     def seeded(self) -> random.Random:
         """Random numbers that may affect the result: equal in every attempt of the key (X-74)."""
         if self._seeded is None:
-            self._seeded = random.Random(f"{self.seen.record.seed}:{self.key}")  # noqa: S311
+            self._seeded = random.Random(f"{self.head.record.seed}:{self.key}")  # noqa: S311
         return self._seeded
 
     @property
@@ -113,7 +113,7 @@ class Attempt:
         They must not affect the result; use `seeded` for that.
         """
         if self._rng is None:
-            run = self.seen.record
+            run = self.head.record
             self._rng = random.Random(f"{run.seed or run_seed(run.run_id)}:{self.number}")  # noqa: S311
         return self._rng
 
@@ -135,13 +135,13 @@ class Attempt:
             raise UsageError(
                 f"{self.step} emits more than {MOST_EVENTS} events; publish one that sums them up"
             )
-        run, ordinal, plain = self.seen.record, len(self.events), tag_value(payload)
+        run, ordinal, plain = self.head.record, len(self.events), tag_value(payload)
         self._check_no_outer_key(topic, plain)
         event = EventRecord(
             state="PENDING",
             topic=topic,
-            event_id=make_event_id(self.seen.entity, run.run_number, ordinal),
-            run_entity=self.seen.entity,
+            event_id=make_event_id(self.head.entity, run.run_number, ordinal),
+            run_entity=self.head.entity,
             ordinal=ordinal,
             created_at=self._backend.now(),
             tenant=run.tenant,
@@ -198,7 +198,7 @@ class Attempt:
         Return the connection; in an async step, await it. If the transaction of an earlier attempt was
         committed, the function ends here, and the stored result is the result.
         """
-        self._check_transactional("transaction", "on_commit", self.also)
+        self._check_transactional("transaction", "on_commit", self.joined_write)
         if self.mark is not None:
             if self.mark.connection is not connection:
                 raise UsageError(f"{self.step}: one attempt, one database; two cannot be committed as one")
@@ -214,10 +214,10 @@ class Attempt:
         self._check_transactional("on_commit", "transaction", self.mark)
         if not callable(write):
             raise UsageError(f"{self.step}: on_commit() takes a function, not {write!r}")
-        if self.also is not None:
+        if self.joined_write is not None:
             raise UsageError(f"{self.step}: current().on_commit() was called before in this attempt")
         self._backend.check_supports_on_commit(self.step)
-        self.also = write
+        self.joined_write = write
 
     def checkpoint(self, value: Any) -> Any:
         """Store the progress of the work, for `resume()` of a later attempt. In an async step, await it."""
@@ -225,7 +225,7 @@ class Attempt:
 
     def resume(self, default: Any = None) -> Any:
         """Return the last checkpoint of this run, from any attempt; the default if there is none."""
-        return self._backend.load_checkpoint(self.seen) if self.seen.record.checkpoint_version else default
+        return self._backend.load_checkpoint(self.head) if self.head.record.checkpoint_version else default
 
     def _save_checkpoint(self, plain: Any) -> Any:
         self._check_writable("checkpoint", "makes no checkpoints")
@@ -233,9 +233,9 @@ class Attempt:
 
     def _check_transactional(self, method: str, other: str, used: object) -> None:
         self._check_active("write")
-        if self.seen.record.effect != "transactional":
+        if self.head.record.effect != "transactional":
             raise UsageError(
-                f"{self.step} is declared {self.seen.record.effect}; current().{method}() is for "
+                f"{self.step} is declared {self.head.record.effect}; current().{method}() is for "
                 "effect='transactional'"
             )
         if used is not None:
@@ -291,20 +291,20 @@ class RunningAttempt(Attempt):
     artifacts  stored artifacts by folded name, and whether each is new in this attempt
     evidence   artifacts that are recorded if the attempt fails
     mark       its transaction in the user's own database
-    also       the user's write in the store's own transaction (`on_commit`)
+    joined_write  the user's write in the store's own transaction (`on_commit`)
     """
 
     begun = True
 
     def __init__(
         self,
-        seen: LoadedHead,
+        head: LoadedHead,
         storage: PreparedCall | AttemptBackend,
         parent: RunningAttempt | None = None,
         *,
         read_only: bool = False,
     ) -> None:
-        self.seen, self.parent, self.fork_count = seen, parent, _fork_count[0]
+        self.head, self.parent, self.fork_count = head, parent, _fork_count[0]
         self.artifacts = {}
         self._storage, self._read_only = storage, read_only
 
@@ -335,7 +335,7 @@ class RunningAttempt(Attempt):
         self.artifacts[record.name.casefold()] = record, is_new
         return reference_to_artifact(record)
 
-    def adopt_outputs(self, given: tuple[Given, ...]) -> None:
+    def adopt_outputs(self, given: tuple[Output, ...]) -> None:
         """Add the events and artifacts that the attempt produced in its child process."""
         for record, payload in given:
             if type(record) is ArtifactRecord:
@@ -344,7 +344,7 @@ class RunningAttempt(Attempt):
                 assert type(record) is EventRecord
                 self.events = (*self.events, (record, payload))
 
-    def collect_outputs(self) -> tuple[Given, ...]:
+    def collect_outputs(self) -> tuple[Output, ...]:
         """Return the events and the new artifact references that are stored with the result."""
         return (*self.events, *((record, None) for record, is_new in self.artifacts.values() if is_new))
 
@@ -382,7 +382,7 @@ class AttemptContext:
         self._attempt, self._ends, self._artifact_store = attempt, ends, artifact_store
 
     def __enter__(self) -> None:
-        run, context = self._attempt.seen.record, CONTEXT.get()
+        run, context = self._attempt.head.record, CONTEXT.get()
         deadline = earlier_deadline(run.deadline, context.deadline) if run.deadline else context.deadline
         fields = (run.tenant, run.correlation_id, deadline, context.actor, context.trace_id)
         self._tokens = (

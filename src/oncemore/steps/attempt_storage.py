@@ -90,7 +90,7 @@ class AttemptStorage:
             saved = await append_change_async(self._call, op)
         except GeneratorExit:
             # The coroutine was closed after the write: the attempt goes on from the stored head.
-            attempt.seen = self._call.last_answer or attempt.seen
+            attempt.head = self._call.last_answer or attempt.head
             raise
         self.continue_attempt(attempt, saved)
 
@@ -101,12 +101,12 @@ class AttemptStorage:
         if call.interrupt is not None:
             raise call.interrupt
         if saved is not None:
-            attempt.seen = saved
+            attempt.head = saved
             return
-        head = load_head(call.store, attempt.seen.entity, call.engine.cipher)
+        head = load_head(call.store, attempt.head.entity, call.engine.cipher)
         run = head.record
         if run.state == "RUNNING" and run.fence == attempt.fence and run.cancelled_at:
-            attempt.seen = head
+            attempt.head = head
             raise Cancelled(f"{attempt.step}: attempt {attempt.number} is to be cancelled")
         _raise_lease_lost(attempt)
 
@@ -181,20 +181,20 @@ class AttemptStorage:
         return artifacts.load_reference(reference_entity(record))
 
     def _write_content(self, attempt: RunningAttempt, content: Any, label: ArtifactLabel) -> ArtifactRecord:
-        engine, head = self._call.engine, attempt.seen
+        engine, head = self._call.engine, attempt.head
         written = engine.artifacts.write_content(content, lambda: self._check_attempt_active(attempt))
         return make_reference(head.entity, head.record, label, *written, engine.now())
 
     def _check_attempt_active(self, attempt: RunningAttempt) -> None:
         """Refuse an attempt that is over or was taken over: none of its artifacts may become visible."""
-        run = load_head(self._call.store, attempt.seen.entity, self._call.engine.cipher).record
+        run = load_head(self._call.store, attempt.head.entity, self._call.engine.cipher).record
         if attempt.over or run.state != "RUNNING" or run.fence != attempt.fence:
             _raise_lease_lost(attempt)
 
 
 def build_checkpoint(attempt: RunningAttempt, plain: Any) -> AppendChange:
     """Return the append of a checkpoint."""
-    head = attempt.seen
+    head = attempt.head
     after = head.record._replace(checkpoint_version=head.version + 1)
     return AppendChange(head, RecordChange(CHECKPOINT, head.record, after, {"checkpoint": plain}))
 

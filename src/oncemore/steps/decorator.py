@@ -181,10 +181,10 @@ class Step(StepCalls[P, R]):
         `answer` is `oncemore.applied(value)` or `oncemore.not_applied()`.
         """
         _check_reason(reason)
-        if type(answer) is not ReconcileAnswer or answer.found == "unknown":
+        if type(answer) is not ReconcileAnswer or answer.outcome == "unknown":
             raise UsageError("settle takes oncemore.applied(value) or oncemore.not_applied()")
         decision = {"action": "settle", "reason": reason, "actor": CONTEXT.get().actor}
-        settled = answer._replace(decided={"decision": decision})
+        settled = answer._replace(decision_body={"decision": decision})
         call = self._prepare_call(args, kwargs)
         return self._run_script_sync(call, operator_flow.settle_run(call.plan, call, settled))
 

@@ -161,7 +161,7 @@ def _reconcile_held_run(plan: StepPlan, head: LoadedHead, now: float) -> Script:
     """Ask `reconcile` about an unknown outcome again; a run without an answer stays held."""
     may_ask = plan.has_reconcile and head.record.held_for == OUTCOME_UNKNOWN
     answer = (yield AskReconcile(head)) if may_ask else UNKNOWN
-    if answer.found == "unknown":
+    if answer.outcome == "unknown":
         return EndCall(None, refusals.run_held(plan, head))
     change = transitions.build_reconciled(plan, head, answer, "reconciled", now)
     yield from cooldown_step.append_to_run(plan, head, change)

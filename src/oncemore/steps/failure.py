@@ -24,7 +24,7 @@ from oncemore.steps.ops import (
 
 if TYPE_CHECKING:
     from oncemore.log.record import LoadedHead
-    from oncemore.steps.ops import Given, Script
+    from oncemore.steps.ops import Output, Script
     from oncemore.steps.plan import StepPlan
 
 UNKNOWN = ReconcileAnswer("unknown")
@@ -41,7 +41,7 @@ def record_failure(plan: StepPlan, done: AttemptOutcome, now: float) -> Script:
 
 def _fail_attempt(plan: StepPlan, done: AttemptOutcome, error: Exception, now: float) -> Script:
     """Classify the error, decide, and append both; return the end, None to continue, or CONFLICT."""
-    head, run = done.seen, done.seen.record
+    head, run = done.head, done.head.record
     decision = transitions.decide_failure(plan, run, error, now)
     failure = decision.situation.failure
     described = plan.describe(error, failure)
@@ -64,9 +64,9 @@ def _fail_attempt(plan: StepPlan, done: AttemptOutcome, error: Exception, now: f
         change = transitions.build_reconciled(plan, head, answer, OUTCOME_UNKNOWN, now, described)
     else:
         change = transitions.build_failure(plan, head, described, decision, now)
-    if remarks or head is not done.seen:
+    if remarks or head is not done.head:
         change = change._replace(before=run, body={**change.body, **remarks})
-    saved = yield from cooldown_step.append_to_run(plan, done.seen, change, events=done.evidence, also=also)
+    saved = yield from cooldown_step.append_to_run(plan, done.head, change, events=done.evidence, also=also)
     if saved is None:
         yield from budget_step.refund_payment(payment)
         return CONFLICT
@@ -86,19 +86,19 @@ def _fail_attempt(plan: StepPlan, done: AttemptOutcome, error: Exception, now: f
 
 def close_interrupted(plan: StepPlan, done: AttemptOutcome, now: float) -> Script:
     """Close the caller's own attempt after Ctrl-C or a cancellation; return the new head or None."""
-    run = done.seen.record
-    breaker_writes = yield from breaker_step.release_writes(plan, done.seen, now)
+    run = done.head.record
+    breaker_writes = yield from breaker_step.release_writes(plan, done.head, now)
     if done.begun:
         return (
             yield from close_lost_attempt(
-                plan, done.seen, "interrupted", now, may_ask=False, evidence=done.evidence,
+                plan, done.head, "interrupted", now, may_ask=False, evidence=done.evidence,
                 also=breaker_writes,
             )
         )  # fmt: skip
     # The function was never called, so the attempt does not count.
     closing, error = close_run(run, "released", now), refusals.LOST["released"]
-    change = transitions.build_closing(plan, done.seen, closing, error, attempt_count=run.attempt_count - 1)
-    return (yield from cooldown_step.append_to_run(plan, done.seen, change, also=breaker_writes))
+    change = transitions.build_closing(plan, done.head, closing, error, attempt_count=run.attempt_count - 1)
+    return (yield from cooldown_step.append_to_run(plan, done.head, change, also=breaker_writes))
 
 
 def release_claim(plan: StepPlan, head: LoadedHead, now: float) -> Script:
@@ -121,7 +121,7 @@ def close_lost_attempt(
     now: float,
     *,
     may_ask: bool = True,
-    evidence: tuple[Given, ...] = (),
+    evidence: tuple[Output, ...] = (),
     also: tuple[Any, ...] = (),
 ) -> Script:
     """Close an attempt whose worker is gone; return the new head, or None on a conflict.

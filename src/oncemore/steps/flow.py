@@ -115,7 +115,7 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
             op = breaker_pass.build_claim(ready, claim, now, guards, late=not approved)
         claimed = yield op
         if type(claimed) is VoidClaim:
-            yield from failure.release_claim(plan, claimed.seen, now)
+            yield from failure.release_claim(plan, claimed.head, now)
             continue
         if claimed is None:
             continue
@@ -179,14 +179,14 @@ def record_outcome(plan: StepPlan, done: AttemptOutcome, now: float) -> Script:
         ended = yield from (commit_result if done.error is None else failure.record_failure)(plan, done, now)
         if ended is not CONFLICT:
             return ended
-        head = yield LoadHead(done.seen.entity)
-        if head.record.state != "RUNNING" or head.record.fence != done.seen.record.fence:
+        head = yield LoadHead(done.head.entity)
+        if head.record.state != "RUNNING" or head.record.fence != done.head.record.fence:
             break
         # The attempt still holds the run: its own checkpoint, whose acknowledgement was lost, moved the head.
-        done = done._replace(seen=head)
+        done = done._replace(head=head)
     # Another attempt took the run over. A `once` effect may have happened twice, so the caller must know.
     if done.error is None and plan.effect == "once":
-        return EndCall(None, refusals.lease_lost(plan, done.seen))
+        return EndCall(None, refusals.lease_lost(plan, done.head))
     # For every other effect the recorded outcome is the right one: the caller reads it.
     if done.error is None or isinstance(done.error, Exception):
         return None
@@ -202,7 +202,7 @@ def commit_result(plan: StepPlan, done: AttemptOutcome, now: float) -> Script:
     # An earlier attempt committed in the user's database and lost its record here: its marker has the body.
     if done.applied is not None:
         return (yield from _append_commit(plan, done, *done.applied, now))
-    head = done.seen
+    head = done.head
     lost: ResultUnavailable | None = None
     try:
         is_plain = plan.stores_plain and is_plain_result(done.value)
@@ -234,7 +234,7 @@ def _append_commit(
     lost: Exception | None = None,
 ) -> Script:
     """Append COMMIT with its events, and the breaker's and the resource's record where there are such."""
-    head = done.seen
+    head = done.head
     body["duration_s"] = round(now - head.record.started_at, 6)
     change = transitions.build_commit(head, body)
     other: tuple[Any, ...] = ()
@@ -242,7 +242,7 @@ def _append_commit(
         other = yield from breaker_step.success_writes(plan, head, now)
     if plan.cooldown is not None:
         other = (*other, *(yield from cooldown_step.resource_writes(plan.cooldown, head, change, events)))
-    saved = yield AppendChange(head, change, True, events, done.also, other)
+    saved = yield AppendChange(head, change, True, events, done.joined_write, other)
     if saved is None:
         return CONFLICT
     # The user's `on_commit` write failed and rolled the entry back: that is a failed attempt.

@@ -66,7 +66,7 @@ def run_in_process(call: PreparedCall, attempt: RunningAttempt, invoke: CallFunc
     where = address_of(call.plan.name, call.plan.function)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    told = {"seen": attempt.seen, "ends_in": invoke.limit_s, "resume": attempt.resume()}
+    told = {"seen": attempt.head, "ends_in": invoke.limit_s, "resume": attempt.resume()}
     told["files"] = make_child_writer(call)
     told["engine"] = _surroundings()
     process = context.Process(
@@ -266,7 +266,7 @@ class ChildStorage:
         if refused is not None:
             raise refused
         self._checkpoint = untag_value(plain)
-        attempt.seen = attempt.seen._replace(record=attempt.seen.record._replace(checkpoint_version=1))
+        attempt.head = attempt.head._replace(record=attempt.head.record._replace(checkpoint_version=1))
 
     def load_checkpoint(self, head: LoadedHead) -> Any:
         """Return the last checkpoint of the run."""

@@ -178,7 +178,7 @@ async def spill_result_async(call: PreparedCall, op: SpillResult) -> Any:
 
 
 def _write_result(call: PreparedCall, op: SpillResult) -> Any:
-    return call.engine.artifacts.spill_result(op.seen.entity, op.seen.record, op.encoded)
+    return call.engine.artifacts.spill_result(op.head.entity, op.head.record, op.encoded)
 
 
 def fetch_result(call: PreparedCall, op: FetchResult) -> Any:
@@ -207,7 +207,7 @@ def call_limited(call: PreparedCall, attempt: RunningAttempt, invoke: CallFuncti
         return call.plan.function(*call.args, **call.kwargs)
 
     # An abandoned thread must not use the transaction while it is rolled back: wait for it.
-    if attempt.seen.record.effect == "transactional":
+    if attempt.head.record.effect == "transactional":
         return deadlines.run_to_end(attempt.step, invoke, work)
     from oncemore.retries import timeouts
 

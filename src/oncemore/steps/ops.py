@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     #: A part of a call's script; a whole script returns its `EndCall`.
     Script = Generator[Any, Any, Any]
-    Given = tuple[EventRecord | ArtifactRecord, Any]
+    Output = tuple[EventRecord | ArtifactRecord, Any]
 
 
 class AttemptTerms(NamedTuple):
@@ -83,13 +83,13 @@ class LoadHead(NamedTuple):
 class ReserveWorker(NamedTuple):
     """Reserve the worker of this process for an attempt, and record the policy of the run.
 
-    seen  the run that the attempt continues, with its recorded arguments; None where the attempt opens a run
+    head  the run that the attempt continues, with its recorded arguments; None where the attempt opens a run
     """
 
     policy_name: str
     policy: Policy
     source: str = ""
-    seen: LoadedHead | None = None
+    head: LoadedHead | None = None
 
 
 class PrepareSubmission(NamedTuple):
@@ -127,7 +127,7 @@ class Permission(NamedTuple):
     guards    versions of the entities that were read
     stop      why the attempt may not begin: `switch`, `control_state_unknown` or `moved`; empty if it may
     name      the switch that is on, or the address that the log has moved to
-    told      who turned the switch on, why and when
+    details   who turned the switch on, why and when
     approval  the approval of its key, if there is one
     error     why switches and approvals cannot be read
     """
@@ -135,7 +135,7 @@ class Permission(NamedTuple):
     guards: Mapping[str, int]
     stop: str = ""
     name: str = ""
-    told: Mapping[str, Any] = {}
+    details: Mapping[str, Any] = {}
     approval: Approval | None = None
     error: Exception | None = None
 
@@ -163,11 +163,11 @@ class DrawBudget(NamedTuple):
 class BudgetDraw(NamedTuple):
     """The tokens of a retry budget, with the earnings of this process.
 
-    seen  the head of a shared budget: the withdrawal is a compare-and-set on it
+    head  the head of a shared budget: the withdrawal is a compare-and-set on it
     """
 
     tokens: float
-    seen: LoadedHead | None = None
+    head: LoadedHead | None = None
     earned: float = 0.0
 
 
@@ -201,18 +201,18 @@ class AppendChange(NamedTuple):
     """Append a change to an entity if its head is still the one that was read.
 
     events  events and artifact references that are stored with it, each an entity of its own
-    beside  a write of the user in the same transaction; if it fails, the result is `JoinedWriteFailed`
+    joined_write  a write of the user in the same transaction; if it fails, the result is `JoinedWriteFailed`
     also    changes of other entities, stored together with this one or not at all
     guards  versions of entities that were only read and must not have changed
     late    whether a guard may be checked right after the entry is stored, where the store checks late; the
             result may then be `VoidClaim`
     """
 
-    seen: LoadedHead
+    head: LoadedHead
     change: RecordChange
     sync: bool = True
-    events: tuple[Given, ...] = ()
-    beside: Callable[[StoreTransaction], object] | None = None
+    events: tuple[Output, ...] = ()
+    joined_write: Callable[[StoreTransaction], object] | None = None
     also: tuple[tuple[LoadedHead, RecordChange], ...] = ()
     guards: Mapping[str, int] = {}
     late: bool = False
@@ -221,7 +221,7 @@ class AppendChange(NamedTuple):
 class VoidClaim(NamedTuple):
     """A stored claim whose guard had changed: no attempt may begin by it, and it must be released."""
 
-    seen: LoadedHead
+    head: LoadedHead
 
 
 class ReadBody(NamedTuple):
@@ -251,7 +251,7 @@ class ArtifactCheck(NamedTuple):
 class SpillResult(NamedTuple):
     """Store a large result as an artifact."""
 
-    seen: LoadedHead
+    head: LoadedHead
     encoded: Any
 
 
@@ -264,48 +264,48 @@ class FetchResult(NamedTuple):
 class RunAttempt(NamedTuple):
     """Call the step's function; `whole` says that its limit is the rest of the run's total time."""
 
-    seen: LoadedHead
+    head: LoadedHead
     limit_s: float | None = None
     whole: bool = False
 
     @property
     def number(self) -> int:
         """The attempt's number."""
-        return int(self.seen.record.attempt)
+        return int(self.head.record.attempt)
 
 
 class AttemptOutcome(NamedTuple):
     """The value or the error of an attempt, and what is stored with it.
 
-    seen       the run as the attempt left it: its checkpoints are entries of their own
+    head       the run as the attempt left it: its checkpoints are entries of their own
     begun      False if the attempt was interrupted before the function was called
     events     events to publish, and references to new artifacts
     artifacts  all artifacts of the attempt, in their tagged form
     mark       its transaction in the user's own database, not committed yet
-    also       the user's write in the store's own transaction (`on_commit`)
+    joined_write  the user's write in the store's own transaction (`on_commit`)
     applied    the body that an earlier attempt left in the user's database, where it was committed
     evidence   references to artifacts that a failed attempt leaves for operators
     """
 
-    seen: LoadedHead
+    head: LoadedHead
     value: Any = None
     error: BaseException | None = None
     begun: bool = True
-    events: tuple[Given, ...] = ()
+    events: tuple[Output, ...] = ()
     artifacts: tuple[Any, ...] = ()
     mark: AppliedMark | None = None
-    also: Callable[[StoreTransaction], object] | None = None
-    applied: tuple[dict[str, Any], tuple[Given, ...]] | None = None
-    evidence: tuple[Given, ...] = ()
+    joined_write: Callable[[StoreTransaction], object] | None = None
+    applied: tuple[dict[str, Any], tuple[Output, ...]] | None = None
+    evidence: tuple[Output, ...] = ()
 
 
 class CommitTransaction(NamedTuple):
     """Commit the user's own transaction together with our marker, if the attempt still owns it."""
 
-    seen: LoadedHead
+    head: LoadedHead
     mark: AppliedMark
     body: dict[str, Any]
-    events: tuple[Given, ...]
+    events: tuple[Output, ...]
 
 
 class TransactionOutcome(NamedTuple):
@@ -317,15 +317,15 @@ class TransactionOutcome(NamedTuple):
 class AskReconcile(NamedTuple):
     """Call the step's `reconcile` function: did the lost attempt take effect?"""
 
-    seen: LoadedHead
+    head: LoadedHead
 
 
 class ReconcileAnswer(NamedTuple):
     """The answer of `reconcile` or of an operator: applied (with its value), not_applied or unknown."""
 
-    found: str
+    outcome: str
     value: Any = None
-    decided: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
+    decision_body: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
 
 
 class SleepSeconds(NamedTuple):
@@ -346,7 +346,7 @@ class NotifyListeners(NamedTuple):
     """Call the listeners of the engine."""
 
     what: str
-    seen: LoadedHead
+    head: LoadedHead
 
 
 class EndCall(NamedTuple):

@@ -146,8 +146,8 @@ def reserve_worker(call: PreparedCall, op: ReserveWorker) -> AttemptTerms:
     """Reserve this process's worker, whose lease covers the attempt, and return the terms."""
     if call.has_reservation:
         call.release_worker()
-    if op.seen is not None:
-        call.load_arguments(op.seen)
+    if op.head is not None:
+        call.load_arguments(op.head)
     engine, lease = call.engine, call.plan.lease
     now, leases = call.store.now() + clocks.current.offset, engine.leases
     while True:
@@ -289,8 +289,8 @@ def apply_result(call: PreparedCall, op: AppendChange, after: LoadedHead, answer
 def run_attempt(call: PreparedCall, op: RunAttempt) -> AttemptOutcome:
     """Call the function of the step; return its value or its error, and its outputs."""
     if call.interrupt is not None:
-        return AttemptOutcome(op.seen, None, call.interrupt, begun=False)
-    attempt, invoke = RunningAttempt(op.seen, call, CURRENT.get()), _compute_limits(op)
+        return AttemptOutcome(op.head, None, call.interrupt, begun=False)
+    attempt, invoke = RunningAttempt(op.head, call, CURRENT.get()), _compute_limits(op)
     try:
         with AttemptContext(attempt, call.engine.artifact_store, invoke.ends):
             if invoke.limit_s is None and not call.plan.isolate:
@@ -307,8 +307,8 @@ def run_attempt(call: PreparedCall, op: RunAttempt) -> AttemptOutcome:
 async def run_attempt_async(call: PreparedCall, op: RunAttempt) -> AttemptOutcome:
     """Await the function of the step; like `run_attempt`."""
     if call.interrupt is not None:
-        return AttemptOutcome(op.seen, None, call.interrupt, begun=False)
-    attempt, invoke = RunningAttempt(op.seen, call, CURRENT.get()), _compute_limits(op)
+        return AttemptOutcome(op.head, None, call.interrupt, begun=False)
+    attempt, invoke = RunningAttempt(op.head, call, CURRENT.get()), _compute_limits(op)
     try:
         with AttemptContext(attempt, call.engine.artifact_store, invoke.ends):
             work = call.plan.function(*call.args, **call.kwargs)
@@ -328,7 +328,7 @@ def _compute_limits(op: RunAttempt) -> CallFunction:
     """Return the limits of an attempt; the end of an outer attempt also limits the inner one."""
     outer, limit, whole = ENDS.get(), op.limit_s, op.whole
     if outer is None and limit is None:
-        return make(CallFunction, (op.seen.record.attempt, None, whole, None))
+        return make(CallFunction, (op.head.record.attempt, None, whole, None))
     if outer is not None:
         left = max(0.0, outer - clocks.current.monotonic())
         if limit is None or left < limit:
@@ -351,23 +351,24 @@ def build_outcome(
     call.interrupt = None if error is None or isinstance(error, Exception) else error
     if attempt.mark is not None and attempt.mark.applied is not None:
         call.interrupt = None
-        return AttemptOutcome(attempt.seen, applied=attempt.mark.applied)
+        return AttemptOutcome(attempt.head, applied=attempt.mark.applied)
     if error is not None:
         evidence = tuple((record, None) for record in attempt.evidence)
-        return AttemptOutcome(attempt.seen, None, error, attempt.begun, evidence=evidence)
-    if attempt.seen.record.effect == "transactional" and attempt.mark is None and attempt.also is None:
+        return AttemptOutcome(attempt.head, None, error, attempt.begun, evidence=evidence)
+    has_write = attempt.mark is not None or attempt.joined_write is not None
+    if attempt.head.record.effect == "transactional" and not has_write:
         refusal = UsageError(
             f"{attempt.step} is transactional and used neither current().transaction(connection) nor "
             "current().on_commit(write): what it wrote, if it did, was not one with its record"
         )
-        return AttemptOutcome(attempt.seen, None, refusal)
-    if attempt.artifacts or attempt.mark is not None or attempt.also is not None:
+        return AttemptOutcome(attempt.head, None, refusal)
+    if attempt.artifacts or has_write:
         return AttemptOutcome(
-            attempt.seen,
+            attempt.head,
             value,
             events=attempt.collect_outputs(),
             artifacts=attempt.list_artifacts(),
             mark=attempt.mark,
-            also=attempt.also,
+            joined_write=attempt.joined_write,
         )
-    return AttemptOutcome(attempt.seen, value, None, True, attempt.events)
+    return AttemptOutcome(attempt.head, value, None, True, attempt.events)

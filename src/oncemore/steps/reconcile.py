@@ -58,8 +58,8 @@ async def ask_reconcile_async(call: PreparedCall, op: AskReconcile) -> Reconcile
 
 def _reconcile_context(call: PreparedCall, op: AskReconcile) -> AttemptContext:
     """Return the context of a `reconcile` function: the lost attempt and its recorded arguments."""
-    call.load_arguments(op.seen)
-    attempt = RunningAttempt(op.seen, call, CURRENT.get(), read_only=True)
+    call.load_arguments(op.head)
+    attempt = RunningAttempt(op.head, call, CURRENT.get(), read_only=True)
     return AttemptContext(attempt, call.engine.artifact_store, ENDS.get())
 
 

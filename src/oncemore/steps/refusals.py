@@ -151,7 +151,10 @@ def describe_block(which: str, permit: Permission) -> Exception:
         return NotPermitted(
             f"{which} was not begun: this log has moved to {permit.name}; open that one instead", LOG_MOVED
         )
-    told, what = permit.told, "" if permit.name == ALL_EXECUTION else f" --{permit.name.replace(':', ' ', 1)}"
+    told, what = (
+        permit.details,
+        "" if permit.name == ALL_EXECUTION else f" --{permit.name.replace(':', ' ', 1)}",
+    )
     who = f" by {told['by']}" if told.get("by") else ""
     why = f": {told['reason']}" if told.get("reason") else ""
     if permit.name.startswith(PIPELINE):

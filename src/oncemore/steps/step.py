@@ -380,7 +380,7 @@ def _check_not_recursive(name: str, entity: str) -> None:
     """Refuse a step that calls itself with the same key: it would wait for itself."""
     attempt = CURRENT.get()
     while attempt is not None:
-        if attempt.seen.entity == entity:
+        if attempt.head.entity == entity:
             raise UsageError(f"{name} calls itself with the same key; it would wait for itself for ever")
         attempt = attempt.parent
 

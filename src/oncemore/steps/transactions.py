@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from oncemore._driver import Script
     from oncemore.steps.attempt import Attempt
     from oncemore.steps.call import PreparedCall
-    from oncemore.steps.ops import CommitTransaction, Given
+    from oncemore.steps.ops import CommitTransaction, Output
 
 TABLE = "oncemore_applied"
 CREATE = (
@@ -110,7 +110,7 @@ class AppliedMark:
     def __init__(self, line: DatabaseAdapter, connection: Any, attempt: Attempt, ours: str) -> None:
         self.connection = connection
         self.is_async = line.awaits
-        self.applied: tuple[dict[str, Any], tuple[Given, ...]] | None = None
+        self.applied: tuple[dict[str, Any], tuple[Output, ...]] | None = None
         self._line = line
         self._step, self._key, self._fence = attempt.step, attempt.key, attempt.fence
         self._ours = ours
@@ -216,13 +216,13 @@ _KINDS: dict[str, type[EventRecord | ArtifactRecord]] = {"event": EventRecord, "
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
-def encode_commit_record(body: dict[str, Any], given: tuple[Given, ...]) -> str:
+def encode_commit_record(body: dict[str, Any], given: tuple[Output, ...]) -> str:
     """Return the body and the events of a COMMIT as text, for the marker."""
     away = [(_NAMES[type(each)], tuple(each), payload) for each, payload in given]
     return msgspec.json.encode({"body": body, "given": away}).decode()
 
 
-def decode_commit_record(kept: str) -> tuple[dict[str, Any], tuple[Given, ...]]:
+def decode_commit_record(kept: str) -> tuple[dict[str, Any], tuple[Output, ...]]:
     """Return the body and the events that a marker stores."""
     told = msgspec.json.decode(kept)
     given = tuple((_KINDS[name](*fields), payload) for name, fields, payload in told["given"])
@@ -265,10 +265,10 @@ def _commit_script(call: PreparedCall, op: CommitTransaction) -> Script[None]:
     The marker refuses a former attempt as well; but in a database with one writer the next attempt could not
     store its fence while this transaction is open, and would fail for that.
     """
-    run = load_head(call.store, op.seen.entity, call.engine.cipher).record
-    if run.state != "RUNNING" or run.fence != op.seen.record.fence:
+    run = load_head(call.store, op.head.entity, call.engine.cipher).record
+    if run.state != "RUNNING" or run.fence != op.head.record.fence:
         yield from op.mark.roll_back()
-        raise LeaseLost(f"{run.step}: attempt {op.seen.record.attempt} was taken over; nothing is committed")
+        raise LeaseLost(f"{run.step}: attempt {op.head.record.attempt} was taken over; nothing is committed")
     yield from op.mark.commit_applied(encode_commit_record(op.body, op.events))
 
 

@@ -370,15 +370,15 @@ def build_reconciled(
 ) -> RecordChange:
     """Return the run after `reconcile` or an operator has said what became of a `once` attempt."""
     run, error = head.record, error or refusals.LOST["lease_expired"]
-    if answer.found == "applied":
+    if answer.outcome == "applied":
         after = end_attempt(run, "COMPLETE", "reconciled", commit_version=head.version + 1)
         try:
             body = {"result": plan.encode(answer.value)}
         except Exception as fault:  # noqa: BLE001 - the effect is applied even if its value cannot be stored
             body = {"result_unavailable": str(refusals.result_not_encodable(plan, head, fault, None))}
-        return RecordChange(_COMMIT_MARKS, run, after, {**body, **answer.decided})
-    remarks = answer.decided if answer.found == "not_applied" else NO_REMARKS
-    return build_closing(plan, head, close_run(run, reason, now, answer.found), error, remarks)
+        return RecordChange(_COMMIT_MARKS, run, after, {**body, **answer.decision_body})
+    remarks = answer.decision_body if answer.outcome == "not_applied" else NO_REMARKS
+    return build_closing(plan, head, close_run(run, reason, now, answer.outcome), error, remarks)
 
 
 def add_escalation(

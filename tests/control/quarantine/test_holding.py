@@ -216,7 +216,7 @@ def test_work_whose_workers_die_until_no_attempt_is_left_is_held_as_poison(
         if allowed and n > allowed:
             break
         process = start_engine_call(start(), deadly)
-        allowed = process.run_until(RunAttempt).seen.record.max_attempts
+        allowed = process.run_until(RunAttempt).head.record.max_attempts
         process.end_process()
     with start() as engine:
         for _ in range(3):  # a policy that begins a new run after a failure begins none here

@@ -164,7 +164,7 @@ def lease(path: Path) -> float:
 
 
 def worker_name() -> str:
-    return str(oncemore.current().seen.record.worker)
+    return str(oncemore.current().head.record.worker)
 
 
 def gives_signs_of_life(path: Path) -> bool:

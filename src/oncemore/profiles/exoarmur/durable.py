@@ -187,14 +187,14 @@ class RecordedOperation:
         if type(op) is ReadClock:
             self._now = reply
         elif type(op) is RunAttempt:
-            self._outcome, self.attempt_number = reply, op.seen.record.attempt_count
+            self._outcome, self.attempt_number = reply, op.head.record.attempt_count
         elif type(op) is ReserveWorker:
             # A run keeps the policy of its first attempt, and so do the events about it.
             self._plan = self._plan.copy_with(policy=op.policy, policy_name=op.policy_name)
             self._owner = self._owner._replace(policy=op.policy_name)
             self._operation.use_policy(op.policy_name)
         elif type(op) is AppendChange and reply is not None:
-            return self._on_append(op.seen.record, op.change)
+            return self._on_append(op.head.record, op.change)
         return None
 
     def _on_append(self, run: RunRecord, change: RecordChange) -> EndCall | None:
