@@ -127,8 +127,7 @@ def next_due_ms(engine: oncemore.Engine, name: str, rounds: int) -> float:
 
 def park(engine: oncemore.Engine, count: int, chunk: int = 2000) -> None:
     """Have runs wait for a time in a hundred years, as `submit` writes them."""
-    from oncemore.log.entry_codec import new_nonce, new_uuid7
-    from oncemore.log.entry_codec import build_index, encode_entry
+    from oncemore.log.entry_codec import build_index, encode_entry, new_nonce, new_uuid7
     from oncemore.log.record import NOWHERE, RecordChange
     from oncemore.log.store import Batch, EntryWrite
 

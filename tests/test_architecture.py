@@ -32,7 +32,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "config",
         "clock",
         "_values",
-        "_ids",
         "_driver",
     ),
     ("policy", "classifiers", "log", "audit"),

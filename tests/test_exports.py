@@ -41,7 +41,7 @@ def test_the_front_door_holds_names_and_nothing_else() -> None:
 def test_the_door_opens_for_no_name_that_it_does_not_list() -> None:
     import oncemore
 
-    assert set(oncemore._HOME) <= set(oncemore.__all__)
+    assert set(oncemore._MODULE_OF_NAME) <= set(oncemore.__all__)
 
 
 def door_with(**members: object) -> str:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path("src/oncemore")
 
 DECIDING = (
-    "_ids.py", "_redact.py", "_values.py", "backoff.py", "clock.py", "errors.py", "jitter.py",
+    "_driver.py", "_redact.py", "_values.py", "backoff.py", "clock.py", "errors.py", "jitter.py",
     "artifacts/*.py", "audit/*.py", "classifiers/classify.py", "control/*.py",
     "limits/*.py", "log/*.py", "maintenance/*.py",
     "messaging/delivery.py", "messaging/driver.py", "messaging/inbox_flow.py", "messaging/message.py",
@@ -28,8 +28,9 @@ NOT_MEASURED = (
     "artifacts/object_store.py", "control/nats_switches.py",
     "limits/declarations.py", "log/group_commit.py", "log/memory.py", "log/read_only.py", "log/store.py",
     "log/waiters.py", "maintenance/sandbox.py", "maintenance/sandbox_process.py",
-    "steps/db_adapters.py", "steps/decorator.py", "steps/nodes.py", "steps/options.py", "steps/prepare.py",
-    "steps/step_calls.py", "steps/step_map.py",
+    "log/open_store.py", "steps/db_adapters.py", "steps/decorator.py", "steps/nodes.py",
+    "steps/arguments.py", "steps/keys.py", "steps/options.py", "steps/plan.py", "steps/signature.py",
+    "steps/step.py", "steps/step_map.py", "steps/step_types.py",
     "workers/executor_adapters.py", "workers/remote.py", "workers/find_steps.py",
 )  # fmt: skip
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore._redact import describe_value, log_warning, mask_headers, mask_text
+from oncemore._redact import describe_value, mask_headers, mask_text
+from oncemore.errors import log_warning
 from oncemore.http import IdempotencyMiddleware, same_principal
 from oncemore.inbox import endpoint
 from oncemore.outbox import EventMessage, SqsSink

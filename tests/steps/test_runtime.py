@@ -220,7 +220,7 @@ def test_who_comes_second_takes_what_the_first_has_opened() -> None:
     other = oncemore.open("memory:")
     theirs, me = other.store, other.leases.current_identity()
     engine = oncemore.open("memory:")
-    engine._lock = Meanwhile(lambda: setattr(engine, "_store", theirs))  # type: ignore[assignment]
+    engine._lock = Meanwhile(lambda: setattr(engine, "opened_store", theirs))  # type: ignore[assignment]
     assert engine.store is theirs
     engine.leases._lock = Meanwhile(lambda: setattr(engine.leases, "current", me))  # type: ignore[assignment]
     assert engine.leases.current_identity() is me

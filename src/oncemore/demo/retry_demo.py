@@ -96,7 +96,7 @@ class DemoCall(NamedTuple):
         return sum(request.early for request in self.requests)
 
 
-# No proxy, whatever the environment says: the server is on this machine.
+# No proxy, even if the environment names one: the server is on this machine.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 

@@ -116,8 +116,7 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
         claimed = yield op
         if type(claimed) is VoidClaim:
             yield from failure.release_claim(plan, claimed.head, now)
-            continue
-        if claimed is None:
+        if claimed is None or type(claimed) is VoidClaim:
             continue
         # The attempt, and its outcome: COMMIT, or a failure with the decision about it.
         done = yield make(RunAttempt, (claimed, *transitions.attempt_limit(plan, claimed.record, now)))

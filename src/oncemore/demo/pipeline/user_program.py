@@ -32,7 +32,7 @@ PLAN = json.loads(Path("plan.json").read_text(encoding="utf-8"))
 PACE, CARELESS = PLAN["pace"], PLAN["careless"]
 POLICY = "demo.yaml"
 FAST_DELIVERY = DELIVERY_POLICY.replace(schedule=oncemore.backoff.exponential(0.5 * PACE), max_delay_s=5.0)
-# No proxy, whatever the environment says: the server is on this machine.
+# No proxy, even if the environment names one: the server is on this machine.
 _opener = build_opener(ProxyHandler({}))
 
 
