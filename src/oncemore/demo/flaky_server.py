@@ -1,8 +1,8 @@
 """An HTTP server that fails on purpose and logs every request; used by `oncemore demo retry`.
 
 Each path has one fault. A fault with `retry_after_s` refuses every request before that time is over, as real
-services do, and the log marks such a request as early. Callers are distinguished by the first part of the path
-(`/ours/busy`, `/naive/busy`), so that each of them finds a fresh server.
+services do, and the log marks such a request as early. Callers are distinguished by the first part of the
+path (`/ours/busy`, `/naive/busy`), so that each of them finds a fresh server.
 """
 
 from __future__ import annotations
