@@ -203,7 +203,7 @@ def test_the_settings_can_name_a_codec(tmp_path: Path, monkeypatch: pytest.Monke
         assert engine.cipher is not None
         assert [codec.id for codec in engine.cipher.all_codecs] == ids
     for name, says in (
-        ("mykeys:gone", "which cannot be had"), ("nowhere:key", "No module named 'nowhere'"),
+        ("mykeys:gone", "which cannot be imported"), ("nowhere:key", "No module named 'nowhere'"),
         ("mykeys", "it takes package.module:name"), ("mykeys:nothing", "codec is int; it takes an object"),
     ):  # fmt: skip
         monkeypatch.setenv("ONCEMORE_CODEC", name)

@@ -622,7 +622,7 @@ def test_a_list_that_is_no_json_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     from oncemore.open_engine import find_engine
 
     monkeypatch.setenv("ONCEMORE_NOTIFY", "[nothing")
-    with pytest.raises(UsageError, match="ONCEMORE_NOTIFY is no list in JSON"):
+    with pytest.raises(UsageError, match="ONCEMORE_NOTIFY is not a list in JSON"):
         find_engine()
 
 
