@@ -123,5 +123,5 @@ def test_a_retry_that_lost_the_race_for_the_budget_reads_again_and_takes_its_own
     assert simulation.perform(process.op) is None  # nothing of it is written
     process.resume(None)
     retried = process.run_until(ops.AppendChange)
-    assert retried.joined_write[0][1].after.tokens == 0
+    assert retried.also[0][1].after.tokens == 0
     assert simulation.perform(retried) is not None

@@ -218,7 +218,7 @@ def asked(steps: Any, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[.
         (["handed_steps", "--steps", "other"], "no step matches 'other'; the steps are handed.awaited,"),
         (["handed_steps", "--concurrency", "0"], "--concurrency"),
         (["handed_steps", "--grace", "-1"], "--grace"),
-        (["handed_steps", "--store", "redis://x"], "redis:// is no store"),
+        (["handed_steps", "--store", "redis://x"], "redis:// is not a store"),
         ([], "Missing argument"),
     ],
     ids=repr,
