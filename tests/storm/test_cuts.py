@@ -146,7 +146,7 @@ def test_ctrl_c_ends_every_wait_at_once(crew: Crew, where: str) -> None:
     time.sleep(0.2)
     began = time.monotonic()
     worker.send(signal.SIGINT)
-    assert worker.wait(seconds=10) == CTRL_C, crew.complaints()
+    assert worker.wait(total_timeout=10) == CTRL_C, crew.complaints()
     assert time.monotonic() - began < 5
     with oncemore.open(crew.place["store"]) as engine:
         (run,) = engine.store.list_heads(_runs())
@@ -167,7 +167,7 @@ def test_ctrl_c_ends_waiting_for_somebody_else(crew: Crew) -> None:
     waiting = crew.call("charge", "o")
     time.sleep(0.3)
     waiting.send(signal.SIGINT)
-    assert waiting.wait(seconds=10) == CTRL_C, crew.complaints()
+    assert waiting.wait(total_timeout=10) == CTRL_C, crew.complaints()
     holder.send(signal.SIGCONT)
     assert holder.wait() == 0
     assert [effect["attempt"] for effect in crew.effects()] == [1]
