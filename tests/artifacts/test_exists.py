@@ -166,7 +166,7 @@ def test_done_work_that_may_not_be_repeated_stays_done_when_its_artifact_is_alte
     report = Report(effect="idempotent")
     first = report.step()
     alter(engine.artifact_store.backend, first.digest)
-    with pytest.raises(ResultUnavailable, match="its value cannot be had"):
+    with pytest.raises(ResultUnavailable, match="its value cannot be read"):
         report.step()
     assert (report.step.last_run().status, report.computed) == ("COMPLETE", 1)
     assert len(list(list_references(engine, "QUARANTINED"))) == 1

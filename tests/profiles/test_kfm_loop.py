@@ -372,8 +372,8 @@ def test_an_unencodable_result_fails_only_a_pure_node() -> None:
 @pytest.mark.parametrize(
     ("change", "cfg", "match"),
     [
-        ({"compute": None}, None, "is no node: it has no compute"),
-        ({"preflight_checkpoint": 3}, None, "is no node: it has no preflight_checkpoint"),
+        ({"compute": None}, None, "is not a node: it has no compute"),
+        ({"preflight_checkpoint": 3}, None, "is not a node: it has no preflight_checkpoint"),
         ({"node_id": None}, None, "has no node_id; it names the work in the log"),
         ({}, [1], r"cfg is \[1\]; it takes a mapping"),
         ({}, {"retry_policy": {"max_attempts": 99}}, "cfg holds retry_policy, which has no effect there"),

@@ -200,7 +200,7 @@ def where(work: Any) -> tuple[str, str]:
 
 
 def letter(**more: Any) -> dict[str, Any]:
-    return {"seen": seen(), "ends_in": None, "resume": None, "files": NO_FILES, "engine": b"", **more}
+    return {"head": seen(), "limit_s": None, "checkpoint": None, "writer": NO_FILES, "engine": b"", **more}
 
 
 def job(work: Any, *args: Any, **kwargs: Any) -> Any:
@@ -333,7 +333,7 @@ def test_a_value_comes_over_and_the_child_leads_a_session_and_ends_by_itself(chi
 
 
 def test_the_work_sees_its_attempt_as_the_log_has_it_and_the_time_it_has_left(child: Child) -> None:
-    found = child.serve(parent(), told, ends_in=50.0)
+    found = child.serve(parent(), told, limit_s=50.0)
     assert 0 < found.pop("left") <= 50
     assert found == {"number": 3, "fence": 4, "key": "ab" * 32, "step": "work"}
 
@@ -358,7 +358,7 @@ def test_checkpoints_are_kept_by_the_caller_in_their_tagged_form_and_can_be_resu
 
 
 def test_the_checkpoint_of_an_earlier_attempt_is_resumed_from(child: Child) -> None:
-    assert child.serve(parent(), keeps, seen=seen(checkpoint=5), resume={"half": 1}) == [{"half": 1}]
+    assert child.serve(parent(), keeps, head=seen(checkpoint=5), checkpoint={"half": 1}) == [{"half": 1}]
 
 
 def test_a_checkpoint_that_the_caller_refuses_raises_where_the_work_is(child: Child) -> None:
@@ -398,7 +398,7 @@ def _refuse(error: Exception, me: RunningAttempt, plain: Any) -> None:
 def test_events_and_artifacts_come_over_with_the_value(child: Child, tmp_path: Path) -> None:
     attempt = parent()
     digest = child.serve(
-        attempt, gives, b"content", files=ChildArtifactWriter(FolderBackend(tmp_path / "place"), "")
+        attempt, gives, b"content", writer=ChildArtifactWriter(FolderBackend(tmp_path / "place"), "")
     )
     (event, payload), (kept, nothing) = attempt.collect_outputs()
     assert type(event) is EventRecord
@@ -464,8 +464,8 @@ def test_answers_arrive_in_order_and_the_end_of_the_pipe_is_the_end_of_the_group
     child.ours.send("second")
     child.ours.close()
     answers.read_replies()
-    assert [answers.arrived.get_nowait() for _ in range(2)] == [None, "second"]
-    assert answers.arrived.empty()
+    assert [answers.queue.get_nowait() for _ in range(2)] == [None, "second"]
+    assert answers.queue.empty()
     assert child.killed == [(0, signal.SIGKILL)]
 
 
@@ -602,7 +602,7 @@ def test_the_child_enters_the_engine_of_its_surroundings_or_refuses_its_steps(
     opens = partial(oncemore.open, tmp_path / "log.db")
 
     def child() -> None:
-        isolation._enter(pickle.dumps(opens) if reachable else "it cannot be reached")
+        isolation._enter_engine(pickle.dumps(opens) if reachable else "it cannot be reached")
         engine = current_engine()
         assert engine is not None
         try:

@@ -231,7 +231,7 @@ def test_what_is_over_or_was_never_there_cannot_be_cancelled(engine: oncemore.En
     with pytest.raises(oncemore.UsageError, match="never called or submitted"):
         work.cancel(1, reason="no")
     work(1)
-    with pytest.raises(oncemore.UsageError, match="is done; what has happened cannot be cancelled"):
+    with pytest.raises(oncemore.UsageError, match="is done; finished work cannot be cancelled"):
         work.cancel(1, reason="no")
     turns.append(_fail(ValueError("bad")))
     work.run(2)

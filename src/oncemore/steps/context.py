@@ -1,7 +1,7 @@
 """The context of a call: tenant, correlation id, deadline, actor, trace id.
 
-`with context(tenant=…, correlation_id=…):` sets it for all steps called inside, in this thread or task and
-in what inherits its context. Inside a step its own values are set, so that inner steps carry them on.
+`with context(tenant=…, correlation_id=…):` sets it for all steps called inside, in this thread or task and in
+the tasks that it starts. Inside a step the context has the step's own values, and inner steps inherit them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     When = datetime | float | timedelta
 
-#: The end of the year 9999: what is later is a mistake, or milliseconds.
+#: The end of the year 9999: a later time is a mistake, or was given in milliseconds.
 LATEST = 253_402_300_799.0
 
 
@@ -49,21 +49,23 @@ def context(
     actor: str | None = None,
     trace_id: str | None = None,
 ) -> Iterator[CallContext]:
-    """Let calls inside carry these values; what is left out stays as it is around it.
+    """Set the context of calls inside the block; values that are not given stay those of the outer context.
 
-    deadline  an aware datetime or POSIX seconds; one inside another can only be earlier
+    deadline  an aware datetime or POSIX seconds; an inner deadline can only be earlier than an outer one
     trace_id  the trace that audit events of the `exoarmur` interface name
     """
-    around = CONTEXT.get()
-    ends = (
-        around.deadline if deadline is None else earlier_deadline(_parse_deadline(deadline), around.deadline)
-    )
+    outer = CONTEXT.get()
+    ends = outer.deadline
+    if deadline is not None:
+        # The outer caller has stopped waiting by then: a later inner deadline would be of no use.
+        ends = earlier_deadline(_parse_deadline(deadline), outer.deadline)
     inner = CallContext(
-        around.tenant if tenant is None else normalize_name(_check_text("tenant", tenant)),
-        around.correlation_id if correlation_id is None else _check_text("correlation_id", correlation_id),
+        # A tenant is a part of keys: two spellings of one name must not be two tenants.
+        outer.tenant if tenant is None else normalize_name(_check_text("tenant", tenant)),
+        outer.correlation_id if correlation_id is None else _check_text("correlation_id", correlation_id),
         ends,
-        around.actor if actor is None else normalize_name(_check_text("actor", actor)),
-        around.trace_id if trace_id is None else _check_text("trace_id", trace_id),
+        outer.actor if actor is None else normalize_name(_check_text("actor", actor)),
+        outer.trace_id if trace_id is None else _check_text("trace_id", trace_id),
     )
     token = CONTEXT.set(inner)
     try:
@@ -79,43 +81,45 @@ def _check_text(name: str, value: object) -> str:
 
 
 def _parse_deadline(deadline: datetime | float) -> float:
-    found = _to_posix_seconds(deadline)
-    if found is None:
+    seconds = _to_posix_seconds(deadline)
+    if seconds is None:
         raise UsageError(f"deadline is {deadline!r}; it takes an aware datetime, or POSIX seconds")
-    return found
+    return seconds
 
 
 def _to_posix_seconds(value: Any) -> float | None:
-    """Return a moment in POSIX seconds; None if it is none, or nobody knows in which zone it is meant."""
+    """Return a moment in POSIX seconds; None for any other value, and for a datetime without a time zone."""
+    # True is an int in Python, and not a moment.
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value) if 0 < value < inf else None
     return None if getattr(value, "tzinfo", None) is None else float(value.timestamp())
 
 
 def parse_moment(name: str, value: When, now: float) -> float:
-    """Return a moment in POSIX seconds that was given as one, or as a stretch of time from now."""
-    seconds = getattr(value, "total_seconds", None)
-    found = _to_posix_seconds(value) if seconds is None else now + seconds()
-    if found is None or found > LATEST:
+    """Return a moment or a timedelta from now as POSIX seconds."""
+    total_seconds = getattr(value, "total_seconds", None)
+    moment = _to_posix_seconds(value) if total_seconds is None else now + total_seconds()
+    if moment is None or moment > LATEST:
         raise UsageError(
             f"{name} is {value!r}; it takes an aware datetime, POSIX seconds, or a timedelta from now"
         )
-    return found
+    return moment
 
 
-def earlier_deadline(one: float, other: float) -> float:
-    """Return the earlier of two moments, of which 0 is none."""
-    return min(one, other) if one and other else one or other
+def earlier_deadline(first: float, second: float) -> float:
+    """Return the earlier of two deadlines; 0 stands for no deadline."""
+    return min(first, second) if first and second else first or second
 
 
 def compute_deadlines(
     total_timeout_s: float | None, outer_deadline: float, now: float
 ) -> tuple[float, float]:
-    """Return when a new run must have ended, and until when this caller waits; 0 for no limit."""
+    """Return the deadline of a new run, and the time until which this caller waits; 0 for no limit."""
     own = now + total_timeout_s if total_timeout_s is not None else 0.0
-    deadline = min(own, outer_deadline) if own and outer_deadline else own or outer_deadline
-    outer = ENDS.get()
-    if outer is None:
+    deadline = earlier_deadline(own, outer_deadline)
+    # The limit of an outer attempt ends this caller's wait only: a worker may finish the run later.
+    outer_end = ENDS.get()
+    if outer_end is None:
         return deadline, deadline
-    left = now + max(0.0, outer - clocks.current.monotonic())
-    return deadline, min(deadline, left) if deadline else left
+    give_up = now + max(0.0, outer_end - clocks.current.monotonic())
+    return deadline, min(deadline, give_up) if deadline else give_up

@@ -1,7 +1,8 @@
-"""Connections to a user's own database, as far as a transactional step needs them (`steps.transactions`).
+"""Adapters for connections to the user's own database, for transactional steps (`steps.transactions`).
 
-sqlite3, apsw, psycopg, SQLAlchemy (connections and sessions) and Django; those of psycopg and SQLAlchemy
-also where they are awaited. Which one it is, is found among what the user has loaded: nothing is imported.
+There are adapters for sqlite3, apsw, psycopg, SQLAlchemy (connections and sessions) and Django; psycopg and
+SQLAlchemy also with async connections. The adapter is chosen by the class of the connection, among the
+libraries that the program has imported: this module imports none of them.
 """
 
 from __future__ import annotations
@@ -18,56 +19,59 @@ if TYPE_CHECKING:
     from oncemore._driver import Script
     from oncemore.steps.transactions import DatabaseAdapter
 
+#: The databases of SQLAlchemy and Django connections with the SQL that `steps.transactions` uses.
 DATABASES = ("sqlite", "postgresql")
 
 
 class Sqlite3Adapter:
-    """The standard library's: transactions are asked for, whatever it would begin by itself."""
+    """sqlite3 of the standard library, with explicit BEGIN, COMMIT and ROLLBACK."""
 
     awaits, sqlite = False, True
 
     def __init__(self, connection: Any) -> None:
+        # In this mode a transaction is always open: `in_transaction` says nothing about pending rows.
         if getattr(connection, "autocommit", None) is False:
             raise UsageError(
-                "current().transaction() cannot tell what is pending on a sqlite3 connection with "
-                "autocommit=False; open it with autocommit=True, or without saying so"
+                "current().transaction() cannot tell whether rows are pending on a sqlite3 connection "
+                "with autocommit=False; open it with autocommit=True, or without that option"
             )
         self._connection = connection
 
     def execute_sql(self, sql: str, values: Sequence[Any] = ()) -> Script[Any]:
-        """Run a statement."""
+        """Run a statement; return its rows and the number of changed rows."""
         cursor = yield DatabaseReply(self._connection.execute(sql, tuple(values)))
         return cursor.fetchall() if cursor.description else [], cursor.rowcount
 
     def in_transaction(self) -> bool:
-        """Whether a transaction is under way."""
+        """Return whether a transaction is open."""
         return bool(self._connection.in_transaction)
 
     def begin(self) -> Script[Any]:
-        """Begin a transaction that writes: it cannot fail for that reason in the middle."""
+        """Begin a transaction with the write lock."""
+        # A plain BEGIN takes the lock at its first write, where it can fail after the work has begun.
         yield DatabaseReply(self._connection.execute("BEGIN IMMEDIATE"))
 
     def commit(self) -> Script[Any]:
-        """Commit it."""
+        """Commit the transaction."""
         yield DatabaseReply(self._connection.execute("COMMIT"))
 
     def rollback(self) -> Script[Any]:
-        """Undo it, if there is one."""
+        """Roll the transaction back, if there is one."""
         if self.in_transaction():
             yield DatabaseReply(self._connection.execute("ROLLBACK"))
 
 
 class ApswAdapter(Sqlite3Adapter):
-    """apsw: the same words, other ways to ask."""
+    """apsw: the statements of sqlite3, with the methods of apsw for rows and counts."""
 
     def execute_sql(self, sql: str, values: Sequence[Any] = ()) -> Script[Any]:
-        """Run a statement."""
+        """Run a statement; return its rows and the number of changed rows."""
         rows = yield DatabaseReply(self._connection.execute(sql, tuple(values)).fetchall())
         return rows, self._connection.changes()
 
 
 class PsycopgAdapter:
-    """psycopg, blocking or awaited; outside of autocommit it begins with the first statement."""
+    """psycopg, blocking or async; without autocommit the first statement begins the transaction."""
 
     sqlite = False
 
@@ -75,13 +79,13 @@ class PsycopgAdapter:
         self._connection, self.awaits = connection, awaits
 
     def execute_sql(self, sql: str, values: Sequence[Any] = ()) -> Script[Any]:
-        """Run a statement."""
+        """Run a statement; return its rows and the number of changed rows."""
         cursor = yield DatabaseReply(self._connection.execute(sql.replace("?", "%s"), tuple(values)))
         rows = (yield DatabaseReply(cursor.fetchall())) if cursor.description else []
         return rows, cursor.rowcount
 
     def in_transaction(self) -> bool:
-        """Whether a transaction is under way."""
+        """Return whether a transaction is open."""
         return str(self._connection.info.transaction_status.name) != "IDLE"
 
     def begin(self) -> Script[Any]:
@@ -90,30 +94,31 @@ class PsycopgAdapter:
             yield DatabaseReply(self._connection.execute("BEGIN"))
 
     def commit(self) -> Script[Any]:
-        """Commit it."""
+        """Commit the transaction."""
         yield DatabaseReply(self._connection.commit())
 
     def rollback(self) -> Script[Any]:
-        """Undo it, if there is one."""
+        """Roll the transaction back, if there is one."""
         yield DatabaseReply(self._connection.rollback())
 
 
 class SqlAlchemyAdapter:
-    """SQLAlchemy: a connection or a session, blocking or awaited; what a session holds is flushed first."""
+    """SQLAlchemy: a connection or a session, blocking or async."""
 
     def __init__(self, connection: Any, *, awaits: bool) -> None:
         self._connection, self.awaits = connection, awaits
-        whole = getattr(connection, "sync_session", connection)
-        bind = whole.get_bind() if hasattr(whole, "get_bind") else whole
+        session = getattr(connection, "sync_session", connection)
+        bind = session.get_bind() if hasattr(session, "get_bind") else session
         _check_dialect(bind.dialect.name)
         self.sqlite = bind.dialect.name == "sqlite"
 
     def execute_sql(self, sql: str, values: Sequence[Any] = ()) -> Script[Any]:
-        """Run a statement."""
+        """Run a statement; return its rows and the number of changed rows."""
         text = sys.modules["sqlalchemy"].text
-        names = [f"v{at}" for at in range(len(values))]
+        names = [f"v{position}" for position in range(len(values))]
         for name in names:
             sql = sql.replace("?", f":{name}", 1)
+        # A session holds the user's objects back: they must be in the transaction before our marker is.
         if hasattr(self._connection, "flush"):
             yield DatabaseReply(self._connection.flush())
         result = yield DatabaseReply(
@@ -122,16 +127,17 @@ class SqlAlchemyAdapter:
         return [tuple(row) for row in result.fetchall()] if result.returns_rows else [], result.rowcount
 
     def in_transaction(self) -> bool:
-        """Whether a transaction is under way."""
+        """Return whether a transaction is open."""
         return bool(self._connection.in_transaction())
 
     def begin(self) -> Script[Any]:
-        """Begin a transaction; one that the driver would not begin is none."""
+        """Begin a transaction; refuse a connection in autocommit."""
         yield DatabaseReply(self._connection.begin())
-        below = self._connection
-        if hasattr(below, "flush"):
-            below = yield DatabaseReply(below.connection())
-        raw = getattr(below, "sync_connection", below).connection.dbapi_connection
+        connection = self._connection
+        if hasattr(connection, "flush"):
+            connection = yield DatabaseReply(connection.connection())
+        raw = getattr(connection, "sync_connection", connection).connection.dbapi_connection
+        # SQLAlchemy says that a transaction has begun; in AUTOCOMMIT the driver commits each statement.
         if raw.isolation_level is None if self.sqlite else raw.autocommit:
             yield DatabaseReply(self._connection.rollback())
             raise UsageError(
@@ -139,16 +145,16 @@ class SqlAlchemyAdapter:
             )
 
     def commit(self) -> Script[Any]:
-        """Commit it."""
+        """Commit the transaction."""
         yield DatabaseReply(self._connection.commit())
 
     def rollback(self) -> Script[Any]:
-        """Undo it, if there is one."""
+        """Roll the transaction back, if there is one."""
         yield DatabaseReply(self._connection.rollback())
 
 
 class DjangoAdapter:
-    """Django: the connection of an alias, in an `atomic` block that is ours."""
+    """Django: the connection of an alias, in an `atomic` block of the step."""
 
     awaits = False
 
@@ -159,39 +165,42 @@ class DjangoAdapter:
         self._atomic: Any = None
 
     def execute_sql(self, sql: str, values: Sequence[Any] = ()) -> Script[Any]:
-        """Run a statement."""
+        """Run a statement; return its rows and the number of changed rows."""
         with self._connection.cursor() as cursor:
             yield DatabaseReply(cursor.execute(sql.replace("?", "%s"), tuple(values)))
             return list(cursor.fetchall()) if cursor.description else [], cursor.rowcount
 
     def in_transaction(self) -> bool:
-        """Whether a transaction is under way."""
+        """Return whether a transaction is open."""
         return bool(self._connection.in_atomic_block)
 
     def begin(self) -> Script[Any]:
         """Begin a transaction."""
+        # Durable: inside a block of the user, our commit would be only a savepoint of that block.
         self._atomic = sys.modules["django.db.transaction"].atomic(using=self._connection.alias, durable=True)
         yield DatabaseReply(self._atomic.__enter__())
 
     def commit(self) -> Script[Any]:
-        """Commit it."""
+        """Commit the transaction."""
         atomic, self._atomic = self._atomic, None
         yield DatabaseReply(atomic.__exit__(None, None, None))
 
     def rollback(self) -> Script[Any]:
-        """Undo it, if there is one."""
+        """Roll the transaction back, if there is one."""
         atomic, self._atomic = self._atomic, None
+        # An `atomic` block that is left without an error commits, unless it is marked for rollback.
         if atomic is not None:
             self._connection.set_rollback(True)
             yield DatabaseReply(atomic.__exit__(None, None, None))
 
 
 def adapt_connection(connection: Any) -> DatabaseAdapter:
-    """Return how to speak to a connection; one that is not known is refused with those that are."""
-    for module, name, make in _KNOWN:
-        known = getattr(sys.modules.get(module), name, None)
-        if known is not None and isinstance(connection, known):
-            return make(connection)
+    """Return the adapter of a connection; refuse a connection of another library."""
+    for module, name, make_adapter in _ADAPTERS:
+        # A library that is not imported cannot have made the connection.
+        connection_class = getattr(sys.modules.get(module), name, None)
+        if connection_class is not None and isinstance(connection, connection_class):
+            return make_adapter(connection)
     raise UsageError(
         "current().transaction() takes a connection of sqlite3, apsw, psycopg, SQLAlchemy or Django; a "
         f"{type(connection).__module__}.{type(connection).__qualname__} is none of them"
@@ -203,7 +212,8 @@ def _check_dialect(name: str) -> None:
         raise UsageError(f"current().transaction() knows {' and '.join(DATABASES)}; this database is {name}")
 
 
-_KNOWN: tuple[tuple[str, str, Callable[[Any], DatabaseAdapter]], ...] = (
+#: The module and name of each connection class, and its adapter.
+_ADAPTERS: tuple[tuple[str, str, Callable[[Any], DatabaseAdapter]], ...] = (
     ("sqlite3", "Connection", Sqlite3Adapter),
     ("apsw", "Connection", ApswAdapter),
     ("psycopg", "Connection", lambda connection: PsycopgAdapter(connection, awaits=False)),

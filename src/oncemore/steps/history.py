@@ -109,15 +109,15 @@ def collect_attempts(entries: list[tuple[Any, RunRecord, dict[str, Any]]]) -> It
             begun = (state.attempt, state.started_at, None, "RUNNING", "", None, state.worker, "")
             active = AttemptView(*begun, state.correlation_id)
         elif active is not None and state.state != "RUNNING":
-            where = f"{header.entity}#{header.version}"
             yield active._replace(
                 ended=header.at,
                 outcome=state.state,
                 reason=state.reason,
                 error=body.get("error"),
-                entry=where,
+                entry=f"{header.entity}#{header.version}",
             )
             active = None
+    # The last attempt still runs, or its worker died and no other has closed it yet.
     if active is not None:
         yield active
 
@@ -135,8 +135,8 @@ def explain_entries(run: Run[Any], entries: list[tuple[Any, RunRecord, dict[str,
         elif "CHECKPOINT" in header.marks:
             yield "  … kept a checkpoint"
         elif "PRUNE" in header.marks or "ERASE" in header.marks:
-            how = "erased" if "ERASE" in header.marks else "pruned"
-            yield f"  its arguments, results and errors were {how}"
+            action = "erased" if "ERASE" in header.marks else "pruned"
+            yield f"  its arguments, results and errors were {action}"
         elif "BREAKER" in header.marks:
             yield f"  not tried: the breaker of {body.get('breaker', 'its provider')} is open"
         elif "QUOTA" in header.marks and "budget" in body:
@@ -149,15 +149,15 @@ def explain_entries(run: Run[Any], entries: list[tuple[Any, RunRecord, dict[str,
         # A change that leaves a run PENDING or RUNNING is explained by its decision below.
         elif after.state not in ("PENDING", "RUNNING"):
             error = body.get("error") or {}
-            why = f": {error.get('type')}: {error.get('message')}" if error else ""
+            details = f": {error.get('type')}: {error.get('message')}" if error else ""
             reason = f" ({after.reason})" if after.reason else ""
-            yield f"  attempt {after.attempt} → {after.state}{reason}{why}"
+            yield f"  attempt {after.attempt} → {after.state}{reason}{details}"
             if "proof" in body:
                 yield f"    {body['proof'].get('sentence', body['proof'].get('reason', ''))}"
         if "decision" in body:
-            made = body["decision"]
-            actor = made["actor"] or "an unnamed actor"
-            yield f"  decided by {actor}: {made['action']}, because {made['reason']}"
+            decision = body["decision"]
+            actor = decision["actor"] or "an unnamed actor"
+            yield f"  decided by {actor}: {decision['action']}, because {decision['reason']}"
 
 
 def describe_state(run: Run[Any]) -> str:
@@ -168,12 +168,14 @@ def describe_state(run: Run[Any]) -> str:
 
 
 def export_records(entries: Iterable[Entry], cipher: BodyCipher | None = None) -> Iterator[dict[str, Any]]:
-    """Return one record for each mark of runs' entries, each with all ten fields of a transition."""
+    """Yield one record for each mark of runs' entries, each with all ten fields of a transition."""
+    # Read twice below: the sequence number is of the entry, and not of its header.
     entries = list(entries)
     for entry, (header, state, body) in zip(entries, fold_entries(entries, cipher), strict=True):
         if type(state) is not RunRecord:
             continue
         for mark in header.marks:
+            # Every other mark is the name of the state that the run changed to.
             transition = mark not in RECORDS
             yield {
                 "seq": entry.seq,
@@ -240,6 +242,7 @@ def verify_chain(
         if number != version + 1:
             raise StoreError(f"entry {seq} ({entity}) is out of order: a part of the log is missing")
         try:
+            # Pruning deletes the body and keeps its digest, so that the chain can still be verified.
             if body is not None:
                 digest = sha256(body).digest()
             fits = digest is not None and before == prev and own == hash_entry(prev, header, digest)
@@ -269,11 +272,11 @@ def _fold_entry(entity: str, version: int, data: bytes, state: Any, kind: Any) -
 
 
 def find_opening(entries: Iterable[Entry], cipher: BodyCipher | None = None) -> dict[str, Any]:
-    """Return the body of the entry that opened the last run: its arguments, among others; empty if pruned."""
-    found: dict[str, Any] = {}
+    """Return the body of the entry that opened the last run, with its arguments; empty if pruned."""
+    opening: dict[str, Any] = {}
     for entry in entries:
         header = decode_header(entry.header)
         # A run that was held and released is PENDING again, with the same run id.
         if "PENDING" in header.marks and "run_id" in header.sets:
-            found = read_body(entry, cipher)
-    return found
+            opening = read_body(entry, cipher)
+    return opening

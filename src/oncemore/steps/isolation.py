@@ -1,11 +1,11 @@
-"""Work in a process of its own: one that can really be stopped, whatever it does.
+"""Run an attempt in a child process, which can be killed at its limit even if its code never returns.
 
-Each attempt gets a fresh process. It is told where to find the function (module and name: nothing of ours is
-shipped there but arguments), calls it, and sends back its value or its error over a pipe. At its limit it is
-killed. If the caller's process dies, the pipe closes and the child ends itself at once, so that nothing goes
-on behind the back of whoever takes over.
+Each attempt gets a fresh process. The child imports the function by its module and name, calls it with the
+arguments that the parent sent, and sends its value or its error back over a pipe. At its limit it is killed.
+If the parent dies, the pipe closes and the child kills its own process group: a worker that takes the run
+over must not meet an attempt that still runs.
 
-The transport between the two is `multiprocessing`'s, which pickles; nothing of it is stored.
+Both processes pickle their messages (`multiprocessing`); nothing of that is stored.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from oncemore.steps.attempt import RunningAttempt
     from oncemore.steps.call import PreparedCall
 
+#: How long the parent waits for a child that was killed or has closed its pipe.
 GRACE_S = 5.0
+#: The longest text, in characters, that replaces a value or an error that cannot be pickled.
 MOST_TEXT = 2000
 
 
@@ -46,11 +48,11 @@ class ProcessDied(ConnectionError):
 
 
 class RemoteError(Exception):
-    """An error from the other process that could not be brought over; the message says what it was."""
+    """Stands for an error of the child that cannot be pickled; the message has its type and text."""
 
 
 class UnsentValue:
-    """Stands for a value that could not be brought over: the work is done, and its value is lost."""
+    """Stands for a value that cannot be pickled: the work is done, and its value is lost."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -63,40 +65,48 @@ def run_in_process(call: PreparedCall, attempt: RunningAttempt, invoke: CallFunc
     """Run the function of a step in a process of its own, and kill that process at its limit."""
     import multiprocessing
 
-    where = address_of(call.plan.name, call.plan.function)
+    address = address_of(call.plan.name, call.plan.function)
+    # A forked child would inherit locks that threads of this process hold, and the store's file handles.
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    told = {"seen": attempt.head, "ends_in": invoke.limit_s, "resume": attempt.resume()}
-    told["files"] = make_child_writer(call)
-    told["engine"] = _surroundings()
+    parent_pipe, child_pipe = context.Pipe()
+    setup = {
+        "head": attempt.head,
+        "limit_s": invoke.limit_s,
+        "checkpoint": attempt.resume(),
+        "writer": make_child_writer(call),
+        "engine": _pickle_engine_opener(),
+    }
     process = context.Process(
-        target=_run_child, args=(theirs, where, call.args, call.kwargs, told), daemon=True
+        target=_run_child, args=(child_pipe, address, call.args, call.kwargs, setup), daemon=True
     )
     process.start()
-    theirs.close()
+    # Only the child may hold this end: otherwise its death would not close the pipe.
+    child_pipe.close()
     try:
-        return _serve_child(ours, attempt, invoke, process)
+        return _serve_child(parent_pipe, attempt, invoke, process)
     finally:
+        # Also after a value: programs that the function has started must not outlive the attempt.
         _kill_process_group(process.pid)
         process.join(GRACE_S)
-        ours.close()
+        parent_pipe.close()
 
 
-def _surroundings() -> bytes | str:
-    """Return what opens the engine that steps called by the work use; or why the child cannot open it.
+def _pickle_engine_opener() -> bytes | str:
+    """Return the pickled function that opens the entered engine in the child, for inner steps.
 
-    It is empty where they use the engine of the settings, which are the same in the child.
+    It is empty if no engine is entered: the child then opens the one of the settings. It is a text with the
+    reason if the child cannot open the engine; inner steps are refused with that text.
     """
     try:
         engine = current_engine()
-        return b"" if engine is None else pickle.dumps(_reopening(engine))
+        return b"" if engine is None else pickle.dumps(_find_engine_opener(engine))
     except UsageError as refused:
         return str(refused)
-    except Exception as fault:  # noqa: BLE001 - whatever a codec or a sink does when it is pickled
-        return f"the engine of the surroundings cannot be sent to a process of its own: {fault}"
+    except Exception as fault:  # noqa: BLE001 - codecs and sinks of the user may raise anything when pickled
+        return f"the engine of this call cannot be sent to the process of an isolated attempt: {fault}"
 
 
-def _reopening(engine: Engine) -> Callable[[], Engine]:
+def _find_engine_opener(engine: Engine) -> Callable[[], Engine]:
     if engine.reopen is None:
         raise UsageError(
             f"{engine.url} cannot be opened in the process of an isolated attempt; call its inner steps "
@@ -105,20 +115,22 @@ def _reopening(engine: Engine) -> Callable[[], Engine]:
     return engine.reopen
 
 
-def _enter(surroundings: bytes | str) -> None:
-    """Have steps that the work calls use the engine of the parent's surroundings, or refuse them."""
+def _enter_engine(opener: bytes | str) -> None:
+    """Make inner steps of the child use the parent's engine; refuse them if `opener` is a reason."""
 
     def refuse() -> Any:
-        raise UsageError(str(surroundings))
+        raise UsageError(str(opener))
 
-    if isinstance(surroundings, str):
+    # The refusal waits for the first inner step: most isolated functions call none.
+    if isinstance(opener, str):
         enter_engine(Engine(refuse, "memory:"))
-    elif surroundings:
-        enter_engine(pickle.loads(surroundings)())  # noqa: S301 - from our own parent
+    elif opener:
+        enter_engine(pickle.loads(opener)())  # noqa: S301 - from our own parent
 
 
 def _kill_process_group(pid: int | None) -> None:
-    """Kill the child and whatever it has started; it leads a group of its own."""
+    """Kill the child and all programs that it has started; it leads its own process group."""
+    # The child alone first: before its `setsid` it has no group of its own.
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid or 0, signal.SIGKILL) if pid else None
     with suppress(ProcessLookupError, PermissionError):
@@ -126,61 +138,64 @@ def _kill_process_group(pid: int | None) -> None:
 
 
 def address_of(name: str, work: Any) -> tuple[str, str]:
-    """Return the module and the name by which another process finds a function; or refuse it."""
-    module, own = getattr(work, "__module__", None), getattr(work, "__qualname__", "")
-    if not module or not own or "<" in own:
+    """Return the module and the qualified name of a function; refuse one that cannot be imported by them."""
+    module, qualname = getattr(work, "__module__", None), getattr(work, "__qualname__", "")
+    # Names such as <lambda> and outer.<locals>.inner exist only in the process that made them.
+    if not module or not qualname or "<" in qualname:
         raise UsageError(
             f"{name} cannot be found from another process; isolate='process' needs a function of a module"
         )
-    return module, own
+    return module, qualname
 
 
 def check_importable(name: str, work: Any) -> None:
     """Refuse a function that another process would not find under its module and name."""
-    where = address_of(name, work)
+    module, qualname = address_of(name, work)
     main = sys.modules["__main__"]
-    no_file = where[0] == "__main__" and not getattr(main, "__file__", None)
+    # The main module of an interactive session has no file that a child could run again.
+    has_no_file = module == "__main__" and not getattr(main, "__file__", None)
     try:
-        found = None if no_file else _import_function(*where)
+        function = None if has_no_file else _import_function(module, qualname)
     except (ImportError, AttributeError):
-        found = None
-    if found is not work:
+        function = None
+    # A name may be bound to another function by now; the child would call that one.
+    if function is not work:
         raise UsageError(
             f"{name} cannot run with isolate='process': another process does not find it as "
-            f"{where[0]}.{where[1]}; define it under its own name at the top of a module that can be imported"
+            f"{module}.{qualname}; define it under its own name at the top of a module that can be imported"
         )
 
 
-def _serve_child(ours: Connection, attempt: RunningAttempt, invoke: CallFunction, process: Any) -> Any:
-    """Answer what the child asks for, until it sends its end, dies or takes too long."""
+def _serve_child(pipe: Connection, attempt: RunningAttempt, invoke: CallFunction, process: Any) -> Any:
+    """Perform the requests of the child until it sends its value or error, dies, or reaches its limit."""
     while True:
         try:
-            what, value = _receive_message(ours, attempt, invoke), _receive_message(ours, attempt, invoke)
+            kind, value = _receive_message(pipe, attempt, invoke), _receive_message(pipe, attempt, invoke)
         except (EOFError, ConnectionResetError):
             process.join(GRACE_S)
             raise ProcessDied(
                 f"{attempt.step}: the process of attempt {attempt.number} ended without an answer "
                 f"(exit code {process.exitcode})"
             ) from None
-        if what == "value":
+        if kind == "value":
             return value
-        if what == "error":
+        if kind == "error":
             raise value if isinstance(value, BaseException) else RemoteError(value.text)
-        if what == "events":
+        if kind == "events":
             attempt.adopt_outputs(value)
         else:
-            assert what == "checkpoint"
-            ours.send(_save_checkpoint(attempt, value))
+            assert kind == "checkpoint"
+            pipe.send(_save_checkpoint(attempt, value))
 
 
-def _receive_message(ours: Connection, attempt: RunningAttempt, invoke: CallFunction) -> Any:
-    """Return what the child sent; what cannot be read here is said in words."""
-    if not ours.poll(attempt.remaining()):
+def _receive_message(pipe: Connection, attempt: RunningAttempt, invoke: CallFunction) -> Any:
+    """Return the next message of the child; an `UnsentValue` if it cannot be unpickled here."""
+    if not pipe.poll(attempt.remaining()):
         raise timeout_error(attempt.step, invoke)
-    sent = ours.recv_bytes()
+    message = pipe.recv_bytes()
     try:
-        return pickle.loads(sent)  # noqa: S301 - from our own child, by a pipe that nobody else has
-    except Exception as fault:  # noqa: BLE001 - whatever a class does when it is made anew
+        return pickle.loads(message)  # noqa: S301 - from our own child, by a private pipe
+    except Exception as fault:  # noqa: BLE001 - classes of the user may raise anything when unpickled
         return UnsentValue(f"{type(fault).__name__}: {fault}"[:MOST_TEXT])
 
 
@@ -188,69 +203,80 @@ def _save_checkpoint(attempt: RunningAttempt, plain: Any) -> BaseException | Non
     try:
         attempt.save_checkpoint(plain)
     except Exception as error:  # noqa: BLE001 - the child raises it where the work is
-        return _make_portable(error)  # one that the child could not read would leave it waiting
+        # The child waits for a reply: an error that it could not unpickle would leave it waiting for ever.
+        return _make_portable(error)
     return None
 
 
 def _run_child(
-    pipe: Connection, where: tuple[str, str], args: Any, kwargs: Any, told: dict[str, Any]
+    pipe: Connection, address: tuple[str, str], args: Any, kwargs: Any, setup: dict[str, Any]
 ) -> None:
-    """Be the process of one attempt."""
+    """Run one attempt: the main function of the child process."""
+    # A group of its own, so that the parent can kill it with all programs that it starts.
     os.setsid()
+    # The parent sends nothing unasked: data here is the end of the pipe, so the parent has died.
     if pipe.poll(0):
-        os._exit(1)  # nothing is sent before the work asks for it: this is the end of whoever called
-    answers = _ParentReplies(pipe)
-    threading.Thread(target=answers.read_replies, daemon=True).start()
+        os._exit(1)
+    replies = _ParentReplies(pipe)
+    threading.Thread(target=replies.read_replies, daemon=True).start()
     try:
-        value, events = _call_function(answers, where, args, kwargs, told)
-    except BaseException as error:  # noqa: BLE001 - it is raised again in the process that called
+        value, events = _call_function(replies, address, args, kwargs, setup)
+    except BaseException as error:  # noqa: BLE001 - raised again in the parent
         _send_message(pipe, "error", _make_portable(error))
     else:
+        # The value is last: the parent kills the child as soon as it has it.
         _send_message(pipe, "events", events)
         _send_message(pipe, "value", value)
-    os._exit(0)  # nothing of the parent's that was copied here is closed or flushed
+    # Without exit handlers: they would close and flush objects that were made from the parent's.
+    os._exit(0)
 
 
 class _ParentReplies:
-    """What the parent sends; when it is gone, so are we."""
+    """Receives the replies of the parent; kills the child's process group when the parent is gone."""
 
     def __init__(self, pipe: Connection) -> None:
         from queue import SimpleQueue
 
         self.pipe = pipe
-        self.arrived: Any = SimpleQueue()
+        self.queue: Any = SimpleQueue()
 
     def read_replies(self) -> None:
-        """Take what comes; the pipe's end is the end of this process."""
+        """Queue the replies until the pipe ends, then kill this process and the programs it has started."""
         try:
             while True:
-                self.arrived.put(self.pipe.recv())
+                self.queue.put(self.pipe.recv())
         except (EOFError, OSError):
-            os.killpg(0, signal.SIGKILL)  # with whatever the work has started
+            os.killpg(0, signal.SIGKILL)
 
 
 def _call_function(
-    answers: _ParentReplies, where: tuple[str, str], args: Any, kwargs: Any, told: dict[str, Any]
+    replies: _ParentReplies, address: tuple[str, str], args: Any, kwargs: Any, setup: dict[str, Any]
 ) -> Any:
+    """Return the value of the function and the outputs of its attempt."""
     from oncemore.artifacts.artifact import CURRENT_READER
     from oncemore.retries.loop import ENDS
     from oncemore.steps.attempt import CURRENT, RunningAttempt
 
-    attempt = RunningAttempt(told["seen"], ChildStorage(told["files"], answers, told["resume"]))
-    CURRENT_READER.set(told["files"].artifact_store)
+    writer = setup["writer"]
+    attempt = RunningAttempt(setup["head"], ChildStorage(writer, replies, setup["checkpoint"]))
+    CURRENT_READER.set(writer.artifact_store)
     CURRENT.set(attempt)
-    _enter(told["engine"])
-    if told["ends_in"] is not None:
-        ENDS.set(clocks.current.monotonic() + told["ends_in"])
-    value = _import_function(*where)(*args, **kwargs)
+    _enter_engine(setup["engine"])
+    # As seconds from now: the monotonic clocks of two processes need not agree.
+    if setup["limit_s"] is not None:
+        ENDS.set(clocks.current.monotonic() + setup["limit_s"])
+    value = _import_function(*address)(*args, **kwargs)
     return value, attempt.collect_outputs()
 
 
 class ChildStorage:
-    """Stores what an attempt in a child process produces: artifacts here, checkpoints through the parent."""
+    """Stores the outputs of an attempt in a child process: artifacts here, checkpoints through the parent.
 
-    def __init__(self, writer: ChildArtifactWriter, answers: _ParentReplies, checkpoint: Any) -> None:
-        self._writer, self._answers, self._checkpoint = writer, answers, checkpoint
+    The child writes no log entries: the parent has the lease and the head of the run.
+    """
+
+    def __init__(self, writer: ChildArtifactWriter, replies: _ParentReplies, checkpoint: Any) -> None:
+        self._writer, self._replies, self._checkpoint = writer, replies, checkpoint
         self.artifact_name = writer.artifact_name
         self.put_artifact, self.leave_evidence = writer.put_artifact, writer.leave_evidence
         self.find_recorded_artifact = writer.find_recorded_artifact
@@ -260,12 +286,13 @@ class ChildStorage:
         return clocks.current.wall()
 
     def save_checkpoint(self, attempt: RunningAttempt, plain: Any) -> None:
-        """Send a checkpoint to the parent process, which appends it; raise its error here."""
-        _send_message(self._answers.pipe, "checkpoint", plain)
-        refused = self._answers.arrived.get()
-        if refused is not None:
-            raise refused
+        """Have the parent process append a checkpoint; raise its error here."""
+        _send_message(self._replies.pipe, "checkpoint", plain)
+        error = self._replies.queue.get()
+        if error is not None:
+            raise error
         self._checkpoint = untag_value(plain)
+        # Any version but 0 makes `resume()` ask for the checkpoint; the real one is in the parent's head.
         attempt.head = attempt.head._replace(record=attempt.head.record._replace(checkpoint_version=1))
 
     def load_checkpoint(self, head: LoadedHead) -> Any:
@@ -282,29 +309,32 @@ class ChildStorage:
 
 
 def _import_function(module: str, name: str) -> Any:
-    """Return the function behind a step, found by its module and name."""
-    found: Any = importlib.import_module(module)
+    """Return a function by its module and qualified name; of a step, the function that it wraps."""
+    member: Any = importlib.import_module(module)
     for part in name.split("."):
-        found = getattr(found, part)
-    return getattr(found, "__wrapped__", found)
+        member = getattr(member, part)
+    # The name is bound to the step, and calling that would begin a run inside the run.
+    return getattr(member, "__wrapped__", member)
 
 
-def _send_message(pipe: Connection, what: str, value: Any) -> None:
-    """Send what it is, then the thing itself; what cannot be sent is said in words."""
-    pipe.send(what)
+def _send_message(pipe: Connection, kind: str, value: Any) -> None:
+    """Send the kind of a message, then its value; an `UnsentValue` if that cannot be pickled."""
+    pipe.send(kind)
     try:
         pipe.send(value)
-    except Exception as fault:  # noqa: BLE001 - whatever a value does when it is written
+    except Exception as fault:  # noqa: BLE001 - values of the user may raise anything when pickled
         pipe.send(UnsentValue(f"a {type(value).__name__}: {fault}"[:MOST_TEXT]))
 
 
 def _make_portable(error: BaseException) -> BaseException:
-    """Return an error that can be raised elsewhere: itself, or what it was in words."""
+    """Return the error if another process can unpickle it, otherwise a `RemoteError` with its text."""
     try:
-        same = type(pickle.loads(pickle.dumps(error))) is type(error)  # noqa: S301 - our own
-    except Exception:  # noqa: BLE001 - many errors cannot be made anew from what they keep
-        same = False
-    return error if same else RemoteError(f"{type(error).__name__}: {_describe_error(error)}"[:MOST_TEXT])
+        is_portable = type(pickle.loads(pickle.dumps(error))) is type(error)  # noqa: S301 - our own
+    except Exception:  # noqa: BLE001 - errors with an `__init__` of their own often cannot be unpickled
+        is_portable = False
+    return (
+        error if is_portable else RemoteError(f"{type(error).__name__}: {_describe_error(error)}"[:MOST_TEXT])
+    )
 
 
 def _describe_error(error: BaseException) -> str:

@@ -1,9 +1,9 @@
-"""A node of a pipeline as a durable step, and the nodes that a module defines.
+"""Make a durable step of a pipeline node, and find the nodes of a module.
 
 A node has `preflight_checkpoint(run, key)` and `compute(inputs, cfg, checkpoint)` (`profiles.kfm.loop` runs
-it). Its step takes `inputs` and `cfg`, and the log keeps both: a worker that knows the node goes on with a
-run whose process died, and `replay --verify` computes it again. The key is made of node, inputs and
-partition; `cfg` makes the `cfg_hash`.
+it). Its step takes `inputs` and `cfg`, and the log stores both: a worker that has the node continues a run
+after its process died, and `replay --verify` computes it again. The key covers node, inputs and partition;
+the `cfg_hash` covers `cfg`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ if TYPE_CHECKING:
     from oncemore.steps.engine import Engine
     from oncemore.steps.ops import AttemptTerms
 
-#: The policy of a node that names none.
+#: The default policy of a node.
 PROFILE = "kfm-loop"
-#: Names under which a configuration may say which partition a node writes; that is a part of the key.
+#: The fields of a configuration that may name the partition; the partition is a part of the key.
 PARTITION_NAMES = ("target_partition", "partition")
 _PARTS = ("preflight_checkpoint", "compute")
+# Nodes have no version option: their configuration alone makes the `cfg_hash` of a run.
 _VERSION = "1"
 
 
@@ -57,9 +58,11 @@ class NodeStep(Step[..., Any]):
             "pipeline": getattr(node, "pipeline", None) or module_of(node.compute),
         }  # fmt: skip
         checked = StepOptions(work, **options)
-        if engine is None:  # the copy for another engine would warn a second time
+        # The copy for another engine (`bind`) would warn a second time.
+        if engine is None:
             warn_policy(*checked.policy.warnings())
-        if checked.on_version_change is None:  # neither the call nor the policy's own file says it
+        # Neither the call nor the file of the policy sets it: the profile of nodes does.
+        if checked.on_version_change is None:
             checked.on_version_change = files.profile(PROFILE).sections["idempotency"]["on_config_change"]
         super().__init__(checked, engine)
 
@@ -68,9 +71,9 @@ class NodeStep(Step[..., Any]):
         return NodeStep(self._node, policy=self._policy, on_config_change=self._on_change, engine=engine)
 
     def note_redelivery(self, inputs: Any, cfg: Any) -> Any:
-        """Write down that a call found the work done (`artifact_exists`), once per run; nothing is run.
+        """Record that a call found the work done (`artifact_exists`), once per run; nothing is run.
 
-        To be awaited if the node is async.
+        Await the result if the node is async.
         """
         call = self._prepare_call((inputs, cfg), {})
         return self._run_script(call, operator_flow.note_redelivery(call))
@@ -85,6 +88,7 @@ class NodeStep(Step[..., Any]):
         return call
 
     def _make_terms(self, call: PreparedCall, worker: str, now: float) -> AttemptTerms:
+        # Ignored by the key, but stored: a worker and `replay` need the configuration to compute again.
         counted = {**call.counted, "cfg": self._cfg_of(call)}
         terms = super()._make_terms(call, worker, now)
         return terms._replace(arguments=self._options.keys.encode_arguments(counted))
@@ -93,16 +97,17 @@ class NodeStep(Step[..., Any]):
         return self._options.keys.bind_arguments(call.args, call.kwargs)["cfg"]
 
 
-def is_node(found: Any) -> bool:
-    """Whether an object is a node: not a class, and with a node's two functions and its name."""
-    named = isinstance(getattr(found, "node_id", None) or getattr(found, "name", None), str)
-    return (
-        named and not isinstance(found, type) and all(callable(getattr(found, part, None)) for part in _PARTS)
-    )
+def is_node(candidate: Any) -> bool:
+    """Return whether an object is a node: not a class, with a name and the two functions of a node."""
+    has_name = isinstance(getattr(candidate, "node_id", None) or getattr(candidate, "name", None), str)
+    if not has_name or isinstance(candidate, type):
+        return False
+    return all(callable(getattr(candidate, part, None)) for part in _PARTS)
 
 
 def nodes_in(module: Any) -> Iterator[NodeStep]:
-    """Return the steps of a module's nodes: of its objects, and of its own classes that take no arguments."""
+    """Yield the steps of a module's nodes: of its objects, and of its own classes that take no arguments."""
+    # A class and an object of it may both be in the module: one step per node_id.
     known: set[str] = set()
     for value in vars(module).values():
         node = value
@@ -113,48 +118,51 @@ def nodes_in(module: Any) -> Iterator[NodeStep]:
             yield NodeStep(node)
 
 
-def _is_node_class(found: type) -> bool:
-    named = isinstance(vars(found).get("node_id", vars(found).get("name")), str)
-    if not named or not all(callable(getattr(found, part, None)) for part in _PARTS):
+def _is_node_class(candidate: type) -> bool:
+    """Return whether a class makes nodes without arguments."""
+    # Only an attribute of the class itself counts: an inherited name is that of the base class's node.
+    has_name = isinstance(vars(candidate).get("node_id", vars(candidate).get("name")), str)
+    if not has_name or not all(callable(getattr(candidate, part, None)) for part in _PARTS):
         return False
-    needed = [one for one in inspect.signature(found).parameters.values() if one.default is one.empty]
-    return all(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in needed)
+    params = inspect.signature(candidate).parameters.values()
+    required = [param for param in params if param.default is param.empty]
+    return all(param.kind in (param.VAR_POSITIONAL, param.VAR_KEYWORD) for param in required)
 
 
 def policy_of(node: Any) -> Any:
-    """Return the policy that a node names, or `kfm-loop`."""
+    """Return the policy of a node; `kfm-loop` by default."""
     return getattr(node, "policy", None) or PROFILE
 
 
 def node_id_of(node: Any) -> str:
-    """Return what a node is called in the log."""
-    found = getattr(node, "node_id", None) or getattr(node, "name", None)
-    if not isinstance(found, str):
+    """Return the name of a node in the log."""
+    node_id = getattr(node, "node_id", None) or getattr(node, "name", None)
+    if not isinstance(node_id, str):
         raise UsageError(f"{node!r} has no node_id; it names the work in the log, and is a part of its key")
-    return found
+    return node_id
 
 
 def is_async_node(node: Any) -> bool:
-    """Whether a node's `compute` is async; what is not a node is refused."""
+    """Return whether a node's `compute` is async; raise `UsageError` for an object that is not a node."""
     for name in _PARTS:
         if not callable(getattr(node, name, None)):
             raise UsageError(
-                f"{node!r} is no node: it has no {name}; a node has preflight_checkpoint(run, key) and "
+                f"{node!r} is not a node: it has no {name}; a node has preflight_checkpoint(run, key) and "
                 "compute(inputs, cfg, checkpoint)"
             )
     return function_colour(node.compute) == "coroutine"
 
 
 def _partition_of(inputs: Any, cfg: Any) -> Any:
-    return (
-        next((cfg[name] for name in PARTITION_NAMES if name in cfg), None)
-        if isinstance(cfg, Mapping)
-        else None
-    )
+    """Return the partition in a configuration, by the first of its names; None if there is none."""
+    if not isinstance(cfg, Mapping):
+        return None
+    return next((cfg[name] for name in PARTITION_NAMES if name in cfg), None)
 
 
 def _without_partition(cfg: Any) -> Any:
-    """Return what of a configuration is hashed: all but the first name of a partition."""
+    """Return the hashed part of a configuration: all but the field that names the partition."""
+    # The partition is in the key already; in the hash it would make a new run of every partition.
     config = dict(cfg) if isinstance(cfg, Mapping) else {}
     for name in PARTITION_NAMES:
         if name in config:
@@ -166,10 +174,11 @@ def _without_partition(cfg: Any) -> Any:
 def _make_function(node: Any) -> Callable[[Any, Any], Any]:
     def compute(inputs: Any, cfg: Any) -> Any:
         run = current()
-        found, last = node.preflight_checkpoint(run, run.key), run.resume()
-        if found is not None and found != last:
-            run.checkpoint(found)
-            last = found
+        checkpoint, last = node.preflight_checkpoint(run, run.key), run.resume()
+        # Stored only if it is new: a retry without progress must not make the log grow.
+        if checkpoint is not None and checkpoint != last:
+            run.checkpoint(checkpoint)
+            last = checkpoint
         return node.compute(make_read_only(inputs), make_read_only(cfg), last)
 
     return compute
@@ -178,12 +187,13 @@ def _make_function(node: Any) -> Callable[[Any, Any], Any]:
 def _make_async_function(node: Any) -> Callable[[Any, Any], Any]:
     async def compute(inputs: Any, cfg: Any) -> Any:
         run = current()
-        found, last = node.preflight_checkpoint(run, run.key), run.resume()
-        if hasattr(type(found), "__await__"):
-            found = await found
-        if found is not None and found != last:
-            await run.checkpoint(found)
-            last = found
+        checkpoint, last = node.preflight_checkpoint(run, run.key), run.resume()
+        # The preflight of an async node may be a plain function.
+        if hasattr(type(checkpoint), "__await__"):
+            checkpoint = await checkpoint
+        if checkpoint is not None and checkpoint != last:
+            await run.checkpoint(checkpoint)
+            last = checkpoint
         return await node.compute(make_read_only(inputs), make_read_only(cfg), last)
 
     return compute

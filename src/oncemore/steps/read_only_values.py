@@ -1,4 +1,8 @@
-"""Read-only copies of plain values: work that must not change its inputs gets these (ART-5)."""
+"""Read-only copies of plain values, for the inputs of nodes (ART-5).
+
+A retry computes from the same inputs: an attempt that changed them would give the next one other inputs than
+the log has recorded.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ class ReadOnlyDict(dict[Any, Any]):
     __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse
 
+    # Copies and pickles are plain: they belong to the code that made them.
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)
 
@@ -30,7 +35,8 @@ class ReadOnlyList(list[Any]):
 
 
 def make_read_only(value: Any) -> Any:
-    """Return a copy of plain data that raises TypeError where it is written to; sets become frozensets."""
+    """Return a deep copy of plain data that raises TypeError on every change; sets become frozensets."""
+    # By exact type: a subclass may depend on changing itself, and stays as it is.
     kind = type(value)
     if kind is dict or kind is ReadOnlyDict:
         return ReadOnlyDict({name: make_read_only(item) for name, item in value.items()})

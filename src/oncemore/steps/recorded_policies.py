@@ -1,9 +1,9 @@
-"""POLICIES: the policies that runs began with, each an entity of the log named by its digest.
+"""Record the policies of runs in the log: one entity per policy, named by its digest.
 
 A run's head names its policy (`Run.policy`). Before the first run under a policy is claimed, the engine
-writes the policy itself, once per store: every attempt of the run, in whatever process, decides by it, and
-the log can be recomputed without the policy's file. An engine remembers what it has written or read: a run
-under a known policy costs one lookup in a dict.
+writes the policy itself, once per store: every attempt of the run, in any process, decides by it, and the log
+can be replayed without the policy's file. An engine caches the policies that it has written or read: a run
+under a cached policy costs one lookup in a dict.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 PREFIX = "policy/"
 MARKS: tuple[Any, ...] = ("POLICY",)
+#: The largest number of policies that an engine caches.
 MOST_KNOWN = 1000
 
 
@@ -37,19 +38,22 @@ def entity_of(name: str) -> str:
 
 
 class RecordedPolicies:
-    """What an engine knows of the policies in its store, by the name that runs have for them."""
+    """The recorded policies that an engine has cached, by their name in runs: `name@version:digest`."""
 
     def __init__(self) -> None:
         self.known: dict[str, Policy] = {}
 
     def record_policy(self, engine: Engine, name: str, policy: Policy, source: str = "") -> None:
-        """Write a policy into the log, unless it is there; `source` is the address it was named by.
+        """Write a policy into the log unless the log has it.
 
-        Without waiting for the disk: the claim that follows is written after it, and synced with it.
+        The write does not wait for the disk: the claim that follows is written after it, and synced with it.
+
+        source  the address of the policy's file; empty for a policy made in code
         """
         if name in self.known:
             return
         entity = entity_of(name)
+        # Ctrl-C is delayed: an interrupted append would leave it unknown whether the policy is stored.
         with InterruptShield():
             if engine.store.load_head(entity) is None:
                 now = engine.now()
@@ -68,32 +72,35 @@ class RecordedPolicies:
         self._remember(name, policy)
 
     def find_policy(self, engine: Engine, name: str) -> Policy | None:
-        """Return a policy by the name that runs have for it; None where the log does not have it."""
+        """Return a policy by its name in runs; None if the log does not have it."""
         known = self.known.get(name)
         if known is not None:
             return known
         record = load_head(engine.store, entity_of(name), engine.cipher, RecordedPolicy).record
         if record is None:
             return None
+        # Decisions follow this record: one that was altered must not change them without notice.
         if not canonical_digest(record.fields).startswith(entity_of(name).removeprefix(PREFIX)):
-            raise StoreError(f"{entity_of(name)} is not what was written: its digest is not its name")
+            raise StoreError(f"{entity_of(name)} was altered: its digest does not match its name")
         policy = restore_policy(record.fields)
         self._remember(name, policy)
         return policy
 
     def _remember(self, name: str, policy: Policy) -> None:
+        # All at once: a cache of this size is full only if policies are made per call, and none is reused.
         if len(self.known) >= MOST_KNOWN:
             self.known.clear()
         self.known[name] = policy
 
 
 def needs_own_policy(plan: StepPlan, run: RunRecord) -> bool:
-    """Whether a run is under way that began with another policy than the step has now."""
+    """Return whether an open run began with another policy than the step has now."""
+    # An empty name means that no policy was recorded; a finished run needs no more decisions.
     return run.policy not in (plan.policy_name, "") and run.state not in ("COMPLETE", "HARD_FAIL")
 
 
 def plan_of_run(engine: Engine, plan: StepPlan, run: RunRecord) -> StepPlan:
-    """Return the plan by which a run goes on: with the policy that it began with."""
+    """Return the plan for the next attempt of a run, with the policy that the run began with."""
     if not needs_own_policy(plan, run):
         return plan
     policy = engine.policies.find_policy(engine, run.policy)

@@ -1,4 +1,8 @@
-"""The errors of durable calls: each message says what happened, to which key, and what to do next."""
+"""Build the errors of durable calls: each message names the event, the key and the next step.
+
+The functions return the error instead of raising it: the script of a call ends with it (`EndCall`), and the
+caller of the script raises it with the run attached.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,9 @@ if TYPE_CHECKING:
     from oncemore.steps.ops import Permission
     from oncemore.steps.plan import StepPlan
 
-#: What the log says of an attempt that nobody brought to its end, by reason.
+# Error records of this module are stored in the log, where golden files and older readers expect them: these
+# texts stay as they are.
+#: The error record of an attempt without an outcome, by reason.
 LOST: Final[dict[str, dict[str, Any]]] = {
     "lease_expired": {
         "type": "LeaseExpired",
@@ -63,6 +69,7 @@ TOO_LATE: Final = {"type": "DeadlineExceeded", "code": "DEADLINE", "message": "i
 def out_of_time(run: RunRecord, now: float) -> dict[str, Any]:
     """Return the error record of a run whose next attempt could not end before its deadline."""
     left = run.deadline - now
+    # A run with some time left ends as well: an attempt that is cut off in the middle would waste it.
     if left <= 0:
         return TOO_LATE
     text = (
@@ -77,56 +84,52 @@ def _describe_key(plan: StepPlan, entity: str) -> str:
 
 
 def deadline_exceeded(plan: StepPlan, call: PreparedCall) -> Exception:
-    """Nothing was tried: there is no time left."""
+    """Return the error for a call whose deadline has passed before its first attempt."""
     return DeadlineExceeded(f"{_describe_key(plan, call.entity)} was not begun: its deadline has passed")
 
 
 def key_conflict(plan: StepPlan, call: PreparedCall) -> Exception:
-    """The key is taken."""
+    """Return the error for a key that belongs to a call with other arguments."""
     return KeyConflict(
-        f"{_describe_key(plan, call.entity)} belongs to a call with other arguments; give this work "
-        "another key, or "
-        "leave what may differ out by ignore="
+        f"{_describe_key(plan, call.entity)} belongs to a call with other arguments; give this work another "
+        "key, or leave the arguments that may differ out of the key with ignore="
     )
 
 
 def key_expired(plan: StepPlan, call: PreparedCall, run: RunRecord) -> Exception:
-    """It was done once, and its result is no longer kept."""
-    how = "erased" if run.reason == "erased" else "pruned"
+    """Return the error for a finished run whose result was pruned or erased."""
+    action = "erased" if run.reason == "erased" else "pruned"
     return KeyExpired(
-        f"{_describe_key(plan, call.entity)} ended as {run.state} and its record was {how}; it is not run "
-        "a second "
-        "time; new work needs a new key"
+        f"{_describe_key(plan, call.entity)} ended as {run.state} and its record was {action}; it is not run "
+        "a second time; new work needs a new key"
     )
 
 
 def config_changed(plan: StepPlan, call: PreparedCall) -> Exception:
-    """The stored result was made under another version or config."""
+    """Return the error for a stored result of another version or config."""
     return ConfigChanged(
         f"{_describe_key(plan, call.entity)} has a result of another version or config, and "
-        "on_version_change is "
-        "'fail'; choose 'reuse' or 'new'"
+        "on_version_change is 'fail'; choose 'reuse' or 'new'"
     )
 
 
-def in_progress(plan: StepPlan, seen: LoadedHead, until: float) -> Exception:
+def in_progress(plan: StepPlan, head: LoadedHead, until: float) -> Exception:
     """Return the error for a run that another worker holds."""
-    worker = seen.record.worker
+    worker = head.record.worker
     return InProgress(
-        f"{_describe_key(plan, seen.entity)} is being worked on by {worker}, whose lease lasts until "
-        f"{until:.0f}; "
-        "call again later",
+        f"{_describe_key(plan, head.entity)} is being worked on by {worker}, whose lease lasts until "
+        f"{until:.0f}; call again later",
         worker,
         until,
     )
 
 
 def run_deferred(plan: StepPlan, call: PreparedCall, run: RunRecord, wait: float) -> Exception:
-    """It is due later than this caller waits."""
-    why = run.reason or "not yet due"
+    """Return the error for a run that is due later than its caller waits."""
+    reason = run.reason or "not yet due"
     return Deferred(
-        f"{_describe_key(plan, call.entity)} is parked for {wait:.0f} s ({why}); a worker or a later "
-        "call goes on",
+        f"{_describe_key(plan, call.entity)} is parked for {wait:.0f} s ({reason}); a worker or a later call "
+        "goes on",
         run.not_before,
     )
 
@@ -136,164 +139,179 @@ def switch_blocked(plan: StepPlan, call: PreparedCall, permit: Permission) -> Ex
     return describe_block(_describe_key(plan, call.entity), permit)
 
 
-def describe_block(which: str, permit: Permission) -> Exception:
-    """Describe the switch or the unreadable control state that stops the work."""
+def describe_block(subject: str, permit: Permission) -> Exception:
+    """Return the error for work that a switch or an unreadable control state stops.
+
+    subject  the stopped work, as the beginning of the message
+    """
     if permit.stop == SWITCHES_UNKNOWN:
-        error = permit.error
-        made = NotPermitted(
-            f"{which} was not begun ({SWITCHES_UNKNOWN}): whether somebody has stopped it cannot be read "
-            f"({type(error).__name__}: {error}), and what is not known means no; call again when it can",
+        cause = permit.error
+        error = NotPermitted(
+            f"{subject} was not begun ({SWITCHES_UNKNOWN}): the switches cannot be read "
+            f"({type(cause).__name__}: {cause}), and no attempt begins without them; call again when they "
+            "can be read",
             SWITCHES_UNKNOWN,
         )
-        made.__cause__ = error
-        return made
+        error.__cause__ = cause
+        return error
     if permit.stop == LOG_MOVED:
         return NotPermitted(
-            f"{which} was not begun: this log has moved to {permit.name}; open that one instead", LOG_MOVED
+            f"{subject} was not begun: this log has moved to {permit.name}; open that one instead", LOG_MOVED
         )
-    told, what = (
-        permit.details,
-        "" if permit.name == ALL_EXECUTION else f" --{permit.name.replace(':', ' ', 1)}",
-    )
-    who = f" by {told['by']}" if told.get("by") else ""
-    why = f": {told['reason']}" if told.get("reason") else ""
+    details = permit.details
+    option = "" if permit.name == ALL_EXECUTION else f" --{permit.name.replace(':', ' ', 1)}"
+    actor = f" by {details['by']}" if details.get("by") else ""
+    reason = f": {details['reason']}" if details.get("reason") else ""
     if permit.name.startswith(PIPELINE):
         pipeline = permit.name.removeprefix(PIPELINE)
         return NotPermitted(
-            f"{which} was not begun: pipeline {pipeline} is halted{who}{why}; look at what failed "
-            f"(oncemore quarantine list), then release the pipeline: oncemore switch off{what} --reason …",
+            f"{subject} was not begun: pipeline {pipeline} is halted{actor}{reason}; look at what failed "
+            f"(oncemore quarantine list), then release the pipeline: oncemore switch off{option} --reason …",
             permit.stop,
         )
-    how = f"in {told['kept_in']}" if "kept_in" in told else f"(oncemore switch off{what} --reason …)"
+    # A switch of an external source cannot be released with our command: the message names its source.
+    is_external = "kept_in" in details
+    place = f"in {details['kept_in']}" if is_external else f"(oncemore switch off{option} --reason …)"
     return NotPermitted(
-        f"{which} was not begun: the switch {permit.name} was thrown{who}{why}; it goes on when that is "
-        f"released {how}",
+        f"{subject} was not begun: the switch {permit.name} was thrown{actor}{reason}; it goes on when that "
+        f"is released {place}",
         permit.stop,
     )
 
 
-def approval_missing(plan: StepPlan, call: PreparedCall, run: RunRecord, why: str) -> Exception:
+def approval_missing(plan: StepPlan, call: PreparedCall, run: RunRecord, objection: str) -> Exception:
     """Return the error for an attempt that is not approved."""
     return NotPermitted(
-        f"{_describe_key(plan, call.entity)} waits for an approval: {why}; look at it and approve it: "
+        f"{_describe_key(plan, call.entity)} waits for an approval: {objection}; look at it and approve it: "
         f"oncemore approve {run.run_id} --reason …",
         APPROVAL_NEEDED,
     )
 
 
 _SKIPPED: Final[dict[str, str]] = {
-    "SKIPPED_DUPLICATE": "it is there already, and valid",
-    "SKIPPED_QUARANTINED": "it is in quarantine; a person lets it go: oncemore cooldowns release {}",
-    "SKIPPED_TERMINAL": "it failed in a way that does not pass; a person lets it go: "
-    "oncemore cooldowns release {}",
-    "SKIPPED_BACKOFF": "it failed before, and is left alone until {}; call again then",
+    "SKIPPED_DUPLICATE": "it exists already, and is valid",
+    "SKIPPED_QUARANTINED": "it is in quarantine; an operator must release it: oncemore cooldowns release {}",
+    "SKIPPED_TERMINAL": "it failed permanently; an operator must release it: oncemore cooldowns release {}",
+    "SKIPPED_BACKOFF": "it failed before, and is not requested until {}; call again then",
 }
 
 
-def resource_cooling_down(step: str, resource: str, why: str, until: float) -> CoolingDown:
+def resource_cooling_down(step: str, resource: str, reason: str, until: float) -> CoolingDown:
     """Return the error for a resource in its cooldown."""
-    told = _SKIPPED[why].format(format_utc(until) if until else resource)
-    return CoolingDown(f"{step}: {resource} was not asked for ({why}): {told}", why, resource, until)
+    text = _SKIPPED[reason].format(format_utc(until) if until else resource)
+    return CoolingDown(f"{step}: {resource} was not asked for ({reason}): {text}", reason, resource, until)
 
 
 def resource_deferred(step: str, resource: str, until: float) -> Deferred:
     """Return the error for a provider that asks for a longer wait than the policy allows."""
-    told = f"{step}: {resource} asks to be left alone until {format_utc(until)}"
-    return Deferred(f"{told}; a worker or a later call goes on", until)
+    return Deferred(
+        f"{step}: {resource} asks for no request before {format_utc(until)}; a worker or a later call goes "
+        "on",
+        until,
+    )
 
 
 def format_utc(moment: float) -> str:
-    """Return a moment for people: UTC, to the second, never earlier than it is."""
+    """Return a moment as text: UTC, in seconds, rounded up."""
+    # Rounded down, the text would send callers back before the cooldown has ended.
     whole = datetime.fromtimestamp(ceil(moment), UTC)
     return whole.strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def run_held(plan: StepPlan, seen: LoadedHead, error: Exception | None = None) -> Exception:
-    """It waits for a person: it may have happened and must not happen twice, or for another reason."""
-    which, run = _describe_key(plan, seen.entity), seen.record
+def run_held(plan: StepPlan, head: LoadedHead, error: Exception | None = None) -> Exception:
+    """Return the error for a run that waits for an operator: its outcome is unknown, or it is quarantined."""
+    subject, run = _describe_key(plan, head.entity), head.record
     if run.held_for == "outcome_unknown":
         return OutcomeUnknown(
-            f"{which}: attempt {run.attempt} may have taken effect ({run.reason}), "
+            f"{subject}: attempt {run.attempt} may have taken effect ({run.reason}), "
             "and a step declared once is never repeated blindly; look whether it did, then settle it "
             "(step.settle, or a reconcile= function)"
         )
-    told = (seen.body or {}).get("error") or {}
-    what = f"{told.get('type', '')}: {told.get('message', '')}".strip(": ")
-    made = Quarantined(
-        f"{which} is in quarantine ({run.held_for}){f': {what}' if what else ''}; a person decides: "
+    text = _describe_record((head.body or {}).get("error") or {})
+    held = Quarantined(
+        f"{subject} is in quarantine ({run.held_for}){f': {text}' if text else ''}; a person decides: "
         f"oncemore quarantine show {run.run_id}"
     )
-    made.__cause__ = error
-    return made
+    held.__cause__ = error
+    return held
 
 
-def lease_lost(plan: StepPlan, seen: LoadedHead) -> Exception:
-    """The result came too late to be written."""
+def _describe_record(record: dict[str, Any]) -> str:
+    """Return type and message of an error record; empty if the record has neither."""
+    return f"{record.get('type', '')}: {record.get('message', '')}".strip(": ")
+
+
+def lease_lost(plan: StepPlan, head: LoadedHead) -> Exception:
+    """Return the error for an attempt that took effect after another worker had taken its run over."""
     return LeaseLost(
-        f"{_describe_key(plan, seen.entity)}: attempt {seen.record.attempt} took effect, but another worker "
-        "had taken "
-        "over before its result could be written; the key says what became of it"
+        f"{_describe_key(plan, head.entity)}: attempt {head.record.attempt} took effect, but another worker "
+        "had taken over before its result could be written; the last run of the key has the recorded outcome"
     )
 
 
 def result_not_encodable(
-    plan: StepPlan, seen: LoadedHead, fault: Exception, value: object
+    plan: StepPlan, head: LoadedHead, fault: Exception, value: object
 ) -> ResultUnavailable:
-    """The value has no form that could be kept."""
+    """Return the error for a value that cannot be encoded; it carries the value for its caller."""
+    # A pure step has no effect: without its result, nothing is done.
     done = "its result cannot be stored" if plan.effect == "pure" else "done, but its result cannot be stored"
-    why = plan.describe(fault, None).get("message", "")  # it is stored too, and may quote the value
-    made = ResultUnavailable(f"{_describe_key(plan, seen.entity)}: {done}: {why}", value)
-    made.__cause__ = fault
-    return made
+    # The redacted message: this text is stored too, and the original one may quote the value.
+    message = plan.describe(fault, None).get("message", "")
+    error = ResultUnavailable(f"{_describe_key(plan, head.entity)}: {done}: {message}", value)
+    error.__cause__ = fault
+    return error
 
 
-def result_unavailable(plan: StepPlan, seen: LoadedHead, told: str) -> Exception:
-    """It was done before, and its value could not be kept then."""
+def result_unavailable(plan: StepPlan, head: LoadedHead, message: str) -> Exception:
+    """Return the error for a finished run whose value could not be stored; `message` is the recorded text."""
     return ResultUnavailable(
-        told or f"{_describe_key(plan, seen.entity)}: done, but its result was not stored"
+        message or f"{_describe_key(plan, head.entity)}: done, but its result was not stored"
     )
 
 
-def artifact_altered(plan: StepPlan, seen: LoadedHead, fault: Exception) -> Exception:
-    """Return the error for a stored value whose artifact was altered."""
-    made = ResultUnavailable(
-        f"{_describe_key(plan, seen.entity)}: done, but its value cannot be had: {fault}"
+def artifact_altered(plan: StepPlan, head: LoadedHead, fault: Exception) -> Exception:
+    """Return the error for a stored value that is an altered or missing artifact."""
+    error = ResultUnavailable(
+        f"{_describe_key(plan, head.entity)}: done, but its value cannot be read: {fault}"
     )
-    made.__cause__ = fault
-    return made
+    error.__cause__ = fault
+    return error
 
 
 def run_failed(
-    plan: StepPlan, seen: LoadedHead, error: Exception | None, told: dict[str, Any] | None
+    plan: StepPlan, head: LoadedHead, error: Exception | None, record: dict[str, Any] | None
 ) -> Exception:
-    """It failed for good; the work's own error is the cause, where it is at hand."""
-    told = told or (seen.body or {}).get("error") or (plan.describe(error, None) if error else {})
-    made = failure_of(_describe_key(plan, seen.entity), seen.record, told)
-    made.__cause__ = error
-    return made
+    """Return the error of a run that failed permanently, with the work's own error as its cause.
 
-
-def failure_of(which: str, run: RunRecord, told: dict[str, Any]) -> Exception:
-    """Return the error of a run that failed for good, from what the log says of it.
-
-    which  the step and the key, for the message
+    error   the error itself, if this process made the attempt
+    record  the stored error record, if it was read from another entry than the last
     """
-    # An attempt that was cut off at the end of the whole run's time is no failure of the work.
-    kind = (
-        DeadlineExceeded if told.get("code") == TOO_LATE["code"] else _KINDS.get(run.reason, PermanentFailure)
-    )
-    what = f"{told.get('type', '')}: {told.get('message', '')}".strip(": ")
+    record = record or (head.body or {}).get("error") or (plan.describe(error, None) if error else {})
+    failure = failure_of(_describe_key(plan, head.entity), head.record, record)
+    failure.__cause__ = error
+    return failure
+
+
+def failure_of(subject: str, run: RunRecord, record: dict[str, Any]) -> Exception:
+    """Return the error of a run that failed permanently, from its stored error record.
+
+    subject  the step and the key, for the message
+    """
+    # An attempt that was cut off at the end of the run's total time is not a failure of the work.
+    is_timeout = record.get("code") == TOO_LATE["code"]
+    kind = DeadlineExceeded if is_timeout else _KINDS.get(run.reason, PermanentFailure)
     count = f"{run.attempt_count} attempt{'s' if run.attempt_count != 1 else ''}"
     if run.reason == "cancelled":
         return Cancelled(
-            f"{which} was cancelled after {count}: {told.get('message', '')}; "
+            f"{subject} was cancelled after {count}: {record.get('message', '')}; "
             "step.rerun(…, reason=…) begins a new run"
         )
-    text = f"{which} failed after {count} ({run.reason})"
-    made: Exception = kind(f"{text}: {what}" if what else text)
-    return made
+    text, details = f"{subject} failed after {count} ({run.reason})", _describe_record(record)
+    error: Exception = kind(f"{text}: {details}" if details else text)
+    return error
 
 
+#: The error class of a failed run, by its reason; `PermanentFailure` for every other reason.
 _KINDS: Final[dict[str, Any]] = {
     "max_attempts_exceeded": RetriesExhausted,
     "retry_budget_empty": RetriesExhausted,
@@ -304,45 +322,47 @@ _KINDS: Final[dict[str, Any]] = {
 
 
 def cannot_reopen(plan: StepPlan, call: PreparedCall, run: RunRecord | None) -> Exception | None:
-    """Say why a new run cannot begin, or nothing if it can."""
-    which = _describe_key(plan, call.entity)
+    """Return the error for a run that cannot begin again; None if it can."""
+    subject = _describe_key(plan, call.entity)
     if run is None:
-        return UsageError(f"{which} was never run; call the step itself")
+        return UsageError(f"{subject} was never run; call the step itself")
+    # Only a pure step may repeat work that is done: it has no effect to apply twice.
     if run.state == "COMPLETE" and plan.effect != "pure":
-        return UsageError(f"{which} is done; running it again would apply it twice")
+        return UsageError(f"{subject} is done; running it again would apply it twice")
     if run.state == "RUNNING":
-        return InProgress(f"{which} is being worked on by {run.worker}", run.worker)
+        return InProgress(f"{subject} is being worked on by {run.worker}", run.worker)
     if run.held_for == "outcome_unknown":
-        return OutcomeUnknown(f"{which} may have taken effect; settle that first (step.settle)")
+        return OutcomeUnknown(f"{subject} may have taken effect; settle that first (step.settle)")
     if run.held_for:
         return Quarantined(
-            f"{which} is in quarantine ({run.held_for}); decide there: engine.quarantine.rerun, or release"
+            f"{subject} is in quarantine ({run.held_for}); decide there: engine.quarantine.rerun, or release"
         )
     if run.state in ("PENDING", "SOFT_FAIL"):
-        return UsageError(f"{which} is not over yet; call the step itself, it goes on")
+        return UsageError(f"{subject} is not over yet; call the step itself, it goes on")
     if run.pruned_at:
         return key_expired(plan, call, run)
     return None
 
 
 def cannot_cancel(plan: StepPlan, call: PreparedCall, run: RunRecord | None) -> Exception | None:
-    """Say why work cannot be cancelled, or nothing if it can, or is."""
-    which = _describe_key(plan, call.entity)
+    """Return the error for a run that cannot be cancelled; None if it can, or is cancelled already."""
+    subject = _describe_key(plan, call.entity)
     if run is None:
-        return UsageError(f"{which} was never called or submitted; there is nothing to cancel")
+        return UsageError(f"{subject} was never called or submitted; there is nothing to cancel")
     if run.state == "COMPLETE":
-        return UsageError(f"{which} is done; what has happened cannot be cancelled")
+        return UsageError(f"{subject} is done; finished work cannot be cancelled")
     if run.held_for == "outcome_unknown":
-        return OutcomeUnknown(f"{which} may have taken effect; settle that first (step.settle)")
+        return OutcomeUnknown(f"{subject} may have taken effect; settle that first (step.settle)")
+    # A quarantined run is decided where its evidence is shown, and not past it.
     if run.held_for:
-        return Quarantined(f"{which} is in quarantine ({run.held_for}); engine.quarantine.reject ends it")
+        return Quarantined(f"{subject} is in quarantine ({run.held_for}); engine.quarantine.reject ends it")
     if run.state == "HARD_FAIL" and not run.cancelled_at:
-        return UsageError(f"{which} has failed already ({run.reason}); there is nothing to cancel")
+        return UsageError(f"{subject} has failed already ({run.reason}); there is nothing to cancel")
     return None
 
 
 def nothing_to_settle(plan: StepPlan, call: PreparedCall) -> Exception:
-    """There is nothing to settle."""
+    """Return the error for a run without an unknown outcome."""
     return UsageError(
         f"{_describe_key(plan, call.entity)} is not held; only an unknown outcome can be settled"
     )

@@ -1,4 +1,4 @@
-"""A value that is used and never written down."""
+"""`Secret`: a value that steps can use and that keys, records and messages never contain."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Secret:
-    """Holds a value that takes no part in keys, records or messages; `reveal()` gives it back.
+    """Wraps a value that keys, records and messages leave out; `reveal()` returns it.
 
     As the annotation of a step's parameter it leaves that argument out, wrapped or not.
     """
@@ -29,11 +29,12 @@ class Secret:
     def __hash__(self) -> int:
         return hash((Secret, self._value))
 
+    # Pickled with its value: an isolated attempt gets its arguments through a pipe.
     def __reduce__(self) -> tuple[object, ...]:
         return Secret, (self._value,)
 
 
 def secret_texts_of(values: Any) -> tuple[str, ...]:
-    """Return the texts of secrets among values, so that messages can be cleared of them."""
-    found = (value.reveal() if isinstance(value, Secret) else value for value in values)
-    return tuple(text for text in found if isinstance(text, str))
+    """Return the texts among secret values, so that they can be removed from messages."""
+    plain = (value.reveal() if isinstance(value, Secret) else value for value in values)
+    return tuple(text for text in plain if isinstance(text, str))

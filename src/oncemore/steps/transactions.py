@@ -1,6 +1,7 @@
 """Transactional effects: the user's rows and our marker in one transaction of the user's database.
 
-A small table there records for each step and key which attempt may write, and whether one has committed:
+A small table there has one row per step and key: the fence of the attempt that may write, and whether an
+attempt has committed:
 
     oncemore_applied(step, key, fence, applied, result)
 
@@ -10,11 +11,11 @@ A small table there records for each step and key which attempt may write, and w
     commit   after the function has returned: `applied` is set where the fence is still the attempt's, and
              committed with the user's rows. If no row matches, another attempt took over: roll back.
 
-A crash at any point leaves both the rows and the marker, or neither, and the next attempt reads which. The
+A crash at any point leaves both the rows and the marker, or neither; the next attempt reads the marker. The
 log is written after the marker, so the marker also holds the body and the events of the log's COMMIT.
 
-These are scripts (`oncemore._driver`): each operation is a reply of the user's connection, which an async
-connection has to await.
+These are scripts (`oncemore._driver`): each operation is a reply of the user's connection; the reply of an
+async connection is an awaitable.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ CREATE = (
     f"CREATE TABLE IF NOT EXISTS {TABLE}(step VARCHAR(200) NOT NULL, key VARCHAR(64) NOT NULL, "
     "fence BIGINT NOT NULL, applied INTEGER NOT NULL, result TEXT, PRIMARY KEY(step, key))"
 )
+# Only a higher fence replaces the stored one: a late, earlier attempt cannot take the row back.
 RAISE = (
     f"INSERT INTO {TABLE}(step, key, fence, applied) VALUES (?, ?, ?, 0) ON CONFLICT(step, key) DO UPDATE "  # noqa: S608
     f"SET fence = excluded.fence WHERE {TABLE}.fence < excluded.fence AND {TABLE}.applied = 0"
@@ -68,7 +70,7 @@ DATABASE_OPERATIONS = OperationTable({DatabaseReply: lambda _, op: op.reply}, {D
 
 
 class AlreadyApplied(BaseException):
-    """The work was committed by an earlier attempt whose record was lost.
+    """An earlier attempt committed the work, and its record in the log was lost.
 
     Not an `Exception`, so that an `except Exception` in the work does not catch it.
     """
@@ -103,45 +105,47 @@ class DatabaseAdapter(Protocol):
 class AppliedMark:
     """The row of one attempt in the table `oncemore_applied`.
 
-    applied   body and events of the COMMIT of an earlier attempt, if that one was applied
-    finished  whether the user's rows are committed
+    applied     body and events of the COMMIT of an earlier attempt, if that one was applied
+    finished    whether the user's rows are committed
+    store_path  the file of the store itself; empty for a store that is not a file
     """
 
-    def __init__(self, line: DatabaseAdapter, connection: Any, attempt: Attempt, ours: str) -> None:
+    def __init__(self, database: DatabaseAdapter, connection: Any, attempt: Attempt, store_path: str) -> None:
         self.connection = connection
-        self.is_async = line.awaits
+        self.is_async = database.awaits
         self.applied: tuple[dict[str, Any], tuple[Output, ...]] | None = None
-        self._line = line
+        self._database = database
         self._step, self._key, self._fence = attempt.step, attempt.key, attempt.fence
-        self._ours = ours
+        self._store_path = store_path
         self.finished = False
 
     def begin_attempt(self) -> Script[Any]:
         """Store the fence of this attempt, so that no earlier one can commit, and begin its transaction."""
-        if self._line.in_transaction():
+        if self._database.in_transaction():
             raise UsageError(
                 f"{self._step}: the connection given to current().transaction() is in the middle of a "
                 "transaction; commit it or roll it back first: the step begins its own"
             )
-        if self._ours and self._line.sqlite:
+        if self._store_path and self._database.sqlite:
             yield from self._check_not_own_store()
-        fence, applied, kept = yield from self._raise_fence()
+        # Committed before the work begins: from here on no earlier attempt can commit its rows.
+        fence, applied, commit_record = yield from self._raise_fence()
         if applied:
-            self.applied = decode_commit_record(kept)
+            self.applied = decode_commit_record(commit_record)
             raise AlreadyApplied(f"{self._step}: it was applied by an earlier attempt")
         if fence != self._fence:
             raise LeaseLost(
                 f"{self._step}: a later attempt (fence {fence}) has the database; this one has {self._fence}"
             )
-        yield from self._line.begin()
+        yield from self._database.begin()
         # Some drivers begin the transaction with its first statement.
-        yield from self._line.execute_sql(LOOK, (self._step, self._key))
+        yield from self._database.execute_sql(LOOK, (self._step, self._key))
 
     def _check_not_own_store(self) -> Script[Any]:
         """Refuse the store's own file: closing it would release the file locks of this process."""
-        rows, _ = yield from self._line.execute_sql("PRAGMA database_list")
-        yield from self._line.rollback()
-        if any(file and realpath(file) == self._ours for _, _, file in rows):
+        rows, _ = yield from self._database.execute_sql("PRAGMA database_list")
+        yield from self._database.rollback()
+        if any(file and realpath(file) == self._store_path for _, _, file in rows):
             raise UsageError(
                 f"{self._step}: the connection given to current().transaction() is on the store's own file, "
                 "which a process may open only once; write there with current().on_commit(write)"
@@ -152,49 +156,56 @@ class AppliedMark:
         try:
             return (yield from self._update_fence())
         except Exception as error:
+            # Every driver has its own class for a missing table; their messages all name the table.
             if TABLE not in str(error):
                 raise
         yield from self._create_table()
         return (yield from self._update_fence())
 
     def _update_fence(self) -> Script[Any]:
-        line, which = self._line, (self._step, self._key)
-        yield from line.begin()
+        database, row_key = self._database, (self._step, self._key)
+        yield from database.begin()
         try:
-            yield from line.execute_sql(RAISE, (*which, self._fence))
-            ((row,), _) = yield from line.execute_sql(LOOK, which)
-            yield from line.commit()
+            yield from database.execute_sql(RAISE, (*row_key, self._fence))
+            ((row,), _) = yield from database.execute_sql(LOOK, row_key)
+            yield from database.commit()
         except GeneratorExit:
             raise  # the coroutine was closed: nothing can be awaited any more
         except BaseException:
-            yield from line.rollback()
+            yield from database.rollback()
             raise
         return row
 
     def _create_table(self) -> Script[Any]:
-        line = self._line
-        yield from line.begin()
+        database = self._database
+        yield from database.begin()
         try:
-            yield from line.execute_sql(CREATE)
-            yield from line.commit()
+            yield from database.execute_sql(CREATE)
+            yield from database.commit()
         except Exception:  # noqa: BLE001 - another process may create it too; if not, the next statement fails
-            yield from line.rollback()
+            yield from database.rollback()
 
-    def commit_applied(self, kept: str) -> Script[Any]:
-        """Commit the user's rows together with the marker, or roll both back."""
+    def commit_applied(self, commit_record: str) -> Script[Any]:
+        """Commit the user's rows together with the marker, or roll both back.
+
+        commit_record  body and events of the COMMIT in the log (`encode_commit_record`)
+        """
+        # The outcome may be recorded again after a conflict in the log; the rows are committed by then.
         if self.finished:
             return
-        line, step = self._line, self._step
-        if not line.in_transaction():
+        database, step = self._database, self._step
+        # A COMMIT inside the function would have stored the user's rows without the marker.
+        if not database.in_transaction():
             raise UsageError(
-                f"{step}: the transaction was ended inside the step; leave COMMIT and ROLLBACK to it, or its "
-                "rows and the mark are not one"
+                f"{step}: the transaction was ended inside the step; leave COMMIT and ROLLBACK to it, or "
+                "its rows and the mark are not one"
             )
         try:
-            _, changed = yield from line.execute_sql(MARK, (kept, step, self._key, self._fence))
+            values = (commit_record, step, self._key, self._fence)
+            _, changed = yield from database.execute_sql(MARK, values)
             if changed != 1:
                 raise LeaseLost(f"{step}: another attempt took over; its rows count, ours were rolled back")
-            yield from line.commit()
+            yield from database.commit()
         except GeneratorExit:
             raise  # the coroutine was closed: nothing can be awaited any more
         except BaseException:
@@ -207,7 +218,7 @@ class AppliedMark:
         if self.finished:
             return
         try:
-            yield from self._line.rollback()
+            yield from self._database.rollback()
         except Exception:  # noqa: BLE001 - the server rolls back a transaction whose connection is gone
             return
 
@@ -216,17 +227,19 @@ _KINDS: dict[str, type[EventRecord | ArtifactRecord]] = {"event": EventRecord, "
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
-def encode_commit_record(body: dict[str, Any], given: tuple[Output, ...]) -> str:
-    """Return the body and the events of a COMMIT as text, for the marker."""
-    away = [(_NAMES[type(each)], tuple(each), payload) for each, payload in given]
-    return msgspec.json.encode({"body": body, "given": away}).decode()
+def encode_commit_record(body: dict[str, Any], outputs: tuple[Output, ...]) -> str:
+    """Return the body and the outputs of a COMMIT as text, for the marker."""
+    rows = [(_NAMES[type(record)], tuple(record), payload) for record, payload in outputs]
+    # "given" is stored in users' databases: the name stays, so that older markers can be read.
+    return msgspec.json.encode({"body": body, "given": rows}).decode()
 
 
-def decode_commit_record(kept: str) -> tuple[dict[str, Any], tuple[Output, ...]]:
-    """Return the body and the events that a marker stores."""
-    told = msgspec.json.decode(kept)
-    given = tuple((_KINDS[name](*fields), payload) for name, fields, payload in told["given"])
-    return told["body"], given
+def decode_commit_record(text: str) -> tuple[dict[str, Any], tuple[Output, ...]]:
+    """Return the body and the outputs that a marker stores."""
+    fields_by_name = msgspec.json.decode(text)
+    rows = fields_by_name["given"]
+    outputs = tuple((_KINDS[name](*fields), payload) for name, fields, payload in rows)
+    return fields_by_name["body"], outputs
 
 
 # The operations of a call ---------------------------------------------------------------------------
@@ -239,7 +252,7 @@ def commit_transaction(call: PreparedCall, op: CommitTransaction) -> Transaction
         with shield:
             run_script(_commit_script(call, op), DATABASE_OPERATIONS)
     except BaseException as error:
-        # A second Ctrl-C ends the process at once.
+        # A second Ctrl-C ends the process at once; the next attempt reads the marker.
         if shield.twice:
             raise
         return _transaction_outcome(call, op.mark, error)
@@ -274,6 +287,7 @@ def _commit_script(call: PreparedCall, op: CommitTransaction) -> Script[None]:
 
 def _transaction_outcome(call: PreparedCall, mark: AppliedMark, error: BaseException) -> TransactionOutcome:
     """Return the outcome of a transaction that raised; an interruption after its commit is raised later."""
+    # Not committed, or not known to be: the failure is recorded, and a retry reads the marker first.
     if not mark.finished:
         return TransactionOutcome(error)
     call.interrupt = error

@@ -175,7 +175,7 @@ def test_a_later_fence_in_the_database_is_enough(
     finish = transactions.AppliedMark.commit_applied
 
     def raised(self: Any, kept: str) -> Any:
-        yield from self._line.execute_sql("UPDATE oncemore_applied SET fence = 9")
+        yield from self._database.execute_sql("UPDATE oncemore_applied SET fence = 9")
         yield from finish(self, kept)
 
     monkeypatch.setattr(transactions.AppliedMark, "commit_applied", raised)
