@@ -245,7 +245,7 @@ def test_a_lease_that_is_kept_alive_survives_a_failure_and_ends_with_its_worker(
 
 def test_a_heartbeat_does_not_keep_a_worker_alive(store: MemoryStore, time: Time) -> None:
     me = WorkerIdentity(store, "w", 60.0, time).keep_alive(1000.0)
-    heart, known = me._heart, weakref.ref(me)
+    heart, known = me._own_heartbeat, weakref.ref(me)
     assert heart is not None
     del me
     gc.collect()

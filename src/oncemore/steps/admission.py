@@ -77,10 +77,10 @@ def complete_from_artifact(
 def check_permission(
     plan: StepPlan, call: PreparedCall, head: LoadedHead, permission: Permission, now: float
 ) -> Script:
-    """Return the end of a call whose attempt may not begin, None if it may, or CONFLICT.
+    """Return the end of the call if its attempt may not begin, None if it may, or CONFLICT.
 
-    A switch leaves the run due: it continues when the switch is released. An unapproved run is quarantined,
-    which also sends the configured notification.
+    A switch leaves the run due: it continues when the switch is released. An unapproved run is quarantined;
+    that also sends the configured notification.
     """
     if permission.stop:
         return EndCall(None, refusals.switch_blocked(plan, call, permission))
@@ -111,10 +111,10 @@ def check_permission(
 
 
 def build_approval_request(plan: StepPlan, call: PreparedCall, run: RunRecord) -> ApprovalRequest:
-    """Return what an approval of the run's next attempt must cover.
+    """Return the request that an approval of the run's next attempt must cover.
 
-    Version and config are those of the code that would run, which may be newer than the code that began the
-    run: an approval of the older code does not cover it.
+    Version and config are those of the code that would run. That code may be newer than the code that began
+    the run, and an approval of the older code does not cover it.
     """
     return ApprovalRequest(
         run_entity=call.entity,
@@ -150,7 +150,7 @@ def wait_for_rate(
 ) -> Script:
     """Wait for the attempt's slot in the rate limit; return the time then, or None after deferring the run.
 
-    The second result is the end of a call whose resource is cooling down: it does not wait.
+    The second result is the end of the call if its resource is cooling down: such a call does not wait.
 
     A run that was deferred to its slot uses that slot if it comes in time, and takes no second one.
     """

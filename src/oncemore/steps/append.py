@@ -1,4 +1,4 @@
-"""Complete a write whose acknowledgement was lost, and build the further writes of a batch.
+"""Complete a write after its acknowledgement was lost, and build the further writes of a batch.
 
 A write that was begun is completed. If its acknowledgement was lost, by an interruption or a failing store,
 the *same* compare-and-set is sent again, and the entry that stands in the log is the answer.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     Answered = Stored | Conflict
 
-#: Waits before a write whose answer was lost is sent again, in seconds.
+#: Waits before a write without an acknowledgement is sent again, in seconds.
 RESEND_DELAYS_S = (0.0, 0.05, 0.25, 1.0)
 
 
@@ -70,7 +70,7 @@ class WaitForResend(Value):
 def resend_batch(
     call: PreparedCall, batch: Batch, error: BaseException
 ) -> Generator[WaitForResend, None, Answered | JoinedWriteFailed]:
-    """Send a batch again whose acknowledgement was lost, to find out whether it is stored."""
+    """Send a batch again after its acknowledgement was lost, to find out whether it is stored."""
     if not isinstance(error, StoreError):
         if isinstance(error, Exception):
             raise error

@@ -46,8 +46,9 @@ class RecordedArguments:
             for name, param in signature.parameters.items()
             if param.default is param.empty and param.kind not in _VARIADIC
         }
-        found = stored.keys() | withheld.keys()
-        wrong = sorted((found - signature.parameters.keys()) | (needed - found))
+        names = stored.keys() | withheld.keys()
+        # The code may have changed since the run was opened: a guess could do other work under its key.
+        wrong = sorted((names - signature.parameters.keys()) | (needed - names))
         if wrong:
             raise UsageError(
                 f"{self._name} was called with other arguments than it takes here ({', '.join(wrong)}); is "
@@ -56,7 +57,7 @@ class RecordedArguments:
         values = {
             name: untag_value(stored[name]) if name in stored else withheld[name]
             for name in signature.parameters
-            if name in found
+            if name in names
         }
         bound = inspect.BoundArguments(signature, OrderedDict(values))
         bound.apply_defaults()
@@ -71,6 +72,7 @@ class RecordedArguments:
         bound_count           the number of leading parameters that are bound already, such as `self`
         has_dataset_function  whether `dataset=` is a function of the arguments
         """
+        # None is safe only for a parameter that the key does not cover: any other must be in the import.
         filled, keys = dict(named), self._keys
         dependent = [*keys.depends_on_arguments(), *(["dataset"] if has_dataset_function else [])]
         for param in list(inspect.signature(self._function).parameters.values())[bound_count:]:
@@ -79,6 +81,7 @@ class RecordedArguments:
                 continue
             if name not in keys.ignored and (keys.key_names is None or name in keys.key_names):
                 raise UsageError(f"{name} is missing: the key of {self._name} is made of it")
+            # A function of all arguments would compute another partition from None than from the real value.
             for option in dependent:
                 raise UsageError(f"{name} is missing: {option} of {self._name} may be made of it")
             filled[name] = None
@@ -94,7 +97,7 @@ class RecordedArguments:
         return tuple(sorted(name for name in withheld if bound[name] is not params[name].default))
 
     def secret_texts(self, bound: Kwargs) -> tuple[str, ...]:
-        """Return the texts of secret arguments, which no message may contain."""
+        """Return the texts of secret arguments, for the redaction of messages."""
         secret = self._keys.secret
         values = (value for name, value in bound.items() if name in secret or type(value) is Secret)
         return secret_texts_of(text for value in values for text in _secret_leaves(value))
@@ -102,6 +105,7 @@ class RecordedArguments:
 
 def _secret_leaves(value: Any, depth: int = 4) -> Iterator[Any]:
     """Yield the values that a secret contains, down to a depth."""
+    # An error message may quote a part of a structure, such as the password of a settings dict.
     value = value.reveal() if isinstance(value, Secret) else value
     if isinstance(value, bytes):
         yield value.decode(errors="replace")

@@ -1,7 +1,7 @@
 """The attempt that user code runs in: `oncemore.current()`.
 
-`Attempt` is the interface for user code. `RunningAttempt` adds what the engine needs: the state and the
-outputs of the attempt. `steps.attempt_storage` stores its checkpoints and artifacts.
+`Attempt` is the interface for user code. `RunningAttempt` adds the state and the outputs of the
+attempt, for the engine. `steps.attempt_storage` stores its checkpoints and artifacts.
 """
 
 from __future__ import annotations
@@ -162,12 +162,12 @@ class Attempt:
     ) -> Any:
         """Store content as an artifact; it is listed if and only if this attempt commits.
 
-        content        bytes, the path of a file, or a binary file, which is read in bounded memory
+        content        bytes, the path of a file, or a binary file; files are read in bounded memory
         name           its name among the artifacts of this key; the step's `artifact=` unless given
         date, site, h3   its labels: a day (or month, or year), a place, an H3 cell
 
         Return the `Artifact`; in an async step, await the result. Other content under a name that this key
-        has used before is a `PolicyViolation` (ARTIFACT_IMMUTABLE), which no policy retries.
+        has used before is a `PolicyViolation` (ARTIFACT_IMMUTABLE); no policy retries it.
         """
         self._check_writable("store artifacts", "stores no artifacts")
         default = self._backend.artifact_name or "artifact"
@@ -245,15 +245,15 @@ class Attempt:
 
     def _check_no_outer_key(self, topic: str, plain: Any) -> None:
         """Refuse an event that holds the key of this step or an outer one: keys are internal (IDEM-15)."""
-        written = encode([topic, plain])
-        around: Attempt | None = self
-        while around is not None:
-            if around.key.encode() in written:
+        encoded = encode([topic, plain])
+        attempt: Attempt | None = self
+        while attempt is not None:
+            if attempt.key.encode() in encoded:
                 raise UsageError(
-                    f"{self.step}: event {topic!r} holds the idempotency key of {around.step}, which is "
+                    f"{self.step}: event {topic!r} holds the idempotency key of {attempt.step}, which is "
                     "internal; consumers identify an event by its own id"
                 )
-            around = around.parent
+            attempt = attempt.parent
 
     def _check_writable(self, action: str, refusal: str) -> None:
         self._check_active(action)
@@ -335,9 +335,9 @@ class RunningAttempt(Attempt):
         self.artifacts[record.name.casefold()] = record, is_new
         return reference_to_artifact(record)
 
-    def adopt_outputs(self, given: tuple[Output, ...]) -> None:
+    def adopt_outputs(self, outputs: tuple[Output, ...]) -> None:
         """Add the events and artifacts that the attempt produced in its child process."""
-        for record, payload in given:
+        for record, payload in outputs:
             if type(record) is ArtifactRecord:
                 self.attach_artifact(record)
             else:

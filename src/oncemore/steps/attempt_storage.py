@@ -1,4 +1,4 @@
-"""Stores what an attempt produces: checkpoints, artifacts, and the transaction in the user's own database."""
+"""Store the outputs of an attempt: checkpoints, artifacts, and the transaction in the user's own database."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class AttemptBackend(Protocol):
-    """Stores what an attempt produces. In an async step the methods return awaitables."""
+    """Stores the outputs of an attempt. In an async step the methods return awaitables."""
 
     @property
     def artifact_name(self) -> str:
@@ -56,7 +56,7 @@ class AttemptBackend(Protocol):
 
 
 class AttemptStorage:
-    """Stores what the attempts of a call produce, on the engine of the call."""
+    """Stores the outputs of a call's attempts, on the engine of the call."""
 
     __slots__ = ("_call",)
 
@@ -124,7 +124,7 @@ class AttemptStorage:
         mark = AppliedMark(adapt_connection(connection), connection, attempt, own_path)
         if mark.is_async and not is_async:
             raise UsageError(f"{attempt.step}: an async connection needs an async step")
-        # Set before it begins, so that a transaction that has begun is rolled back whatever happens.
+        # Set before it begins, so that a transaction that has begun is rolled back after every error.
         attempt.mark = mark
         if is_async:
             return self._begin_transaction_async(mark)
@@ -176,7 +176,7 @@ class AttemptStorage:
     def find_recorded_artifact(self, record: ArtifactRecord) -> ArtifactRecord | None:
         """Return the recorded artifact of the same name, if there is one."""
         artifacts = self._call.engine.artifacts
-        # The content may come from a child process, which cannot register the log itself.
+        # The content may come from a child process, and a child cannot register the log itself.
         artifacts.register_log()
         return artifacts.load_reference(reference_entity(record))
 

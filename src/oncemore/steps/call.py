@@ -1,7 +1,7 @@
 """One call of a step: its key, its arguments, its plan, and its progress.
 
-`Step` prepares the call, a script (`steps.flow`) decides what happens, and the functions of `steps.perform`
-carry that out with the call as their context.
+`Step` prepares the call, a script (`steps.flow`) decides its operations, and the functions of `steps.perform`
+perform them with the call as their context.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PreparedCall(Struct, eq=False):
                 run with the run's own `cfg_hash`
     deadline    when a run that this call begins must have ended; 0 for no deadline
     give_up     until when this caller waits for another attempt or for a time; 0 for no limit
-    tenant      the tenant whose work it is
+    tenant      the tenant of the work; empty if there is none
     head        the head of the key. It may be a guess that the key is new: a wrong guess costs one conflict
     counted     the arguments that the key or the input hash cover
     inputs      these arguments as canonical JSON
@@ -55,11 +55,11 @@ class PreparedCall(Struct, eq=False):
     has_reservation  whether that worker is reserved for an attempt that is not claimed yet
     current_attempt  entity and fence of the attempt that this call is making
     interrupt        an interruption (Ctrl-C, cancellation), until the run is in a consistent state
-    last_answer      the result of an awaited operation whose coroutine was closed meanwhile
+    last_answer      the result of an awaited operation, if its coroutine was closed meanwhile
     was_reread       whether the head was read again: the guess was wrong, or an attempt failed
     write_count      the number of entries that the call has appended
     own_arguments    the caller's arguments, while `args` and `kwargs` are those of a recorded run
-    recorded         id and arguments of the run whose recorded arguments were read last
+    recorded         run id and recorded arguments, as they were read last
     """
 
     entity: str
@@ -91,7 +91,7 @@ class PreparedCall(Struct, eq=False):
 
     @classmethod
     def for_decision(cls, engine: Engine) -> PreparedCall:
-        """Return the context of an operator's script, which runs no step."""
+        """Return the context of an operator's script; it runs no step."""
         return cls("", _UNSET, engine=engine, store=engine.store)
 
     @property
@@ -134,7 +134,7 @@ class PreparedCall(Struct, eq=False):
                 self.engine.leases.close_retired_worker(self.worker)
 
     def keep_if_closed(self, error: BaseException | None, answer: Any) -> None:
-        """Keep the result of an operation whose coroutine is being closed.
+        """Keep the result of an operation if its coroutine is being closed.
 
         Its awaiting coroutine gets no result any more; `run_call_async` continues the script with this one.
         """

@@ -114,7 +114,7 @@ def earlier_deadline(first: float, second: float) -> float:
 def compute_deadlines(
     total_timeout_s: float | None, outer_deadline: float, now: float
 ) -> tuple[float, float]:
-    """Return the deadline of a new run, and the time until which this caller waits; 0 for no limit."""
+    """Return the deadline of a new run, and the end of this caller's wait; 0 for no limit."""
     own = now + total_timeout_s if total_timeout_s is not None else 0.0
     deadline = earlier_deadline(own, outer_deadline)
     # The limit of an outer attempt ends this caller's wait only: a worker may finish the run later.

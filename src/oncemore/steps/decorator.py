@@ -83,7 +83,7 @@ class Step(StepCalls[P, R]):
         return run if run.version else None
 
     def run(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
-        """Call the step and return its `Run`, which has the value or the error; await it if async."""
+        """Call the step and return its `Run`, with the value or the error; await it if async."""
         # Prepared once: the function may change its arguments, and a time bucket may end meanwhile.
         call = self._prepare_call(args, kwargs)
         return self._run_async(call) if self._is_async else self._run_sync(call)  # type: ignore[return-value]
@@ -105,12 +105,13 @@ class Step(StepCalls[P, R]):
     def submit(self, *args: Any, at: When | None = None, **kwargs: Any) -> Run[R]:
         """Submit the work for a worker and return its `Run`; await it if async.
 
-        Work is submitted once: if the key has a run, that one is returned, whatever its state. The log must
-        be able to store all arguments.
+        Work is submitted once: if the key has a run, in any state, that one is returned. The log must be able
+        to store all arguments.
 
         at  the earliest time of the first attempt: an aware datetime, POSIX seconds, or a timedelta from now
         """
         call = self._prepare_call(args, kwargs)
+        # Refused now: a worker has only the arguments in the log, and the caller would not see it fail.
         if call.withheld:
             raise UsageError(
                 f"{self.name} cannot be submitted to a worker with {', '.join(call.withheld)}: the log "
@@ -171,12 +172,13 @@ class Step(StepCalls[P, R]):
         """
         _check_reason(reason)
         call = self._prepare_call(args, kwargs)
+        # The end of the run may also change the record of its resource, in the same write.
         self._use_cooldown(call)
         script = operator_flow.cancel_run(call.plan, call, reason, CONTEXT.get().actor)
         return self._run_script(call, script)  # type: ignore[no-any-return]
 
     def settle(self, answer: ReconcileAnswer, /, *args: Any, reason: str, **kwargs: Any) -> Run[R]:
-        """Record the outcome of an attempt whose outcome is unknown; the reason is recorded too.
+        """Record the real outcome of an attempt with an unknown outcome; the reason is recorded too.
 
         `answer` is `oncemore.applied(value)` or `oncemore.not_applied()`.
         """
@@ -200,6 +202,7 @@ class Step(StepCalls[P, R]):
         call = self._prepare_call(args, kwargs)
         head, now = call.head, call.engine.now()
         run = head.record
+        # The approval may come before the call: it covers the run that the call would begin.
         if run is None or has_ended(head):
             run = transitions.new_run(call.plan, call, self._make_terms(call, "", now), run, now)
         request = admission.build_approval_request(plan_of_run(call.engine, call.plan, run), call, run)
@@ -282,7 +285,7 @@ def step(
 ) -> StepDecorator:
     """Make a function durable: every attempt is recorded, and its effect is applied once per key.
 
-    effect             what running it does to the world; has no default:
+    effect             the effect of running it outside of this process; has no default:
                          pure           nothing: running it again gives the same result
                          idempotent     a request that the receiver applies once per `current().key`
                          transactional  rows in a database, in one transaction with the record of the step
@@ -292,22 +295,22 @@ def step(
     name               the name of the step in the log; its module and qualified name unless given
     aliases            names that it had before, the oldest first: the oldest one makes the keys, so that work
                        done under it is not repeated, also while an older version still runs
-    key                which arguments (names, or a function of all) make two calls the same work; all unless
-                       given
+    key                the arguments (names, or a function of all) that make two calls the same work; all
+                       unless given
     ignore             arguments that keys and records leave out
     partition          a part of the key besides the arguments: a value, or a function of the arguments
     bucket             a time bucket in the key ("hour", "day", seconds): one run per bucket
     tenant             the tenant of the work; part of the key
-    config, version    what a result depends on besides its arguments; when they change, `pure` work runs
+    config, version    the result depends on them besides its arguments; when they change, `pure` work runs
                        again, any other returns the stored value, unless
                        `on_version_change="new"|"reuse"|"fail"` or the policy's `on_config_change` says
                        otherwise
     policy             a `Policy`, its name or the path of a policy file
     timeout            limit of one attempt
-    isolate            "process": the function runs in a process of its own, which is killed at its limit
+    isolate            "process": the function runs in a process of its own, and is killed at its limit
     total_timeout      limit of the whole run with its waits, and of waiting for another worker
     if_running         "wait" for an attempt of another worker, or "raise" `InProgress`
-    not_applied        for `once`: errors (types, a predicate, or "not-sent") which show that nothing happened
+    not_applied        for `once`: errors (types, a predicate, or "not-sent") that show that nothing happened
     reconcile          for `once`: called with the step's arguments after an attempt was lost; returns
                        `oncemore.applied(value)`, `oncemore.not_applied()` or `oncemore.unknown()`
     provider           the service that it calls: a name, or a function of the arguments; `map` slows down for
@@ -317,8 +320,8 @@ def step(
                        while it is open runs wait for the end of its cooldown (`Deferred`)
     rate               the largest rate of attempts over all processes on the store: "10/s", "100/min", a
                        `Rate`; per provider, or for the step if it names none
-    budget             a `Budget` from which retries take tokens and to which successes add, in this process
-                       or, if it is shared, in the store; the policy's `retry_budget` unless given
+    budget             a `Budget`: retries take tokens from it and successes add some, in this process or, if
+                       it is shared, in the store; the policy's `retry_budget` unless given
     priority           "P0", "P1" or "P2": the order of work in workers; the policy's, or P1, unless given
     dataset, retain_for   recorded with the run
     artifact           the name of the artifact that the step returns (`current().put`): if it exists and is
@@ -331,6 +334,7 @@ def step(
     """
     if effect is None:
         raise UsageError(NO_EFFECT)
+    # `@oncemore.step` without parentheses passes the function here.
     if _bare is not None:
         raise UsageError(f"step() takes keywords only, and got {_bare!r}; write @oncemore.step(effect=…)")
     options: dict[str, Any] = {

@@ -74,11 +74,11 @@ class EventListener:
     def __init__(self, on_event: Listener | None) -> None:
         self._on_event = on_event
 
-    def notify(self, what: str, subject: LoadedHead | SizeExceeded) -> None:
+    def notify(self, event: str, subject: LoadedHead | SizeExceeded) -> None:
         """Call the function with the name of an event and its subject."""
         if self._on_event is not None:
             try:
-                self._on_event(what, subject)
+                self._on_event(event, subject)
             except Exception as error:  # noqa: BLE001
                 log_warning(f"on_event failed: {type(error).__name__}")
 
@@ -123,7 +123,7 @@ class Engine:
     notices        sends notifications about runs that are held or have failed; None if there are none
     codec          encrypts the bodies of entries; of several, the first one encrypts and all decrypt
     restored_copy  "hold" a copied or restored store until an operator acknowledges it, or "trust" it
-    warn           the sizes at which to warn that the store grows large; see `measure_sizes`
+    warn           the sizes of the store that cause a warning; see `measure_sizes`
     control        a second source of switches and approvals; None if they are in the store only
     """
 
@@ -149,8 +149,8 @@ class Engine:
         if not 0 <= inline_wait_s <= LONGEST_LEASE_S:
             raise UsageError(f"inline_wait_s is {inline_wait_s!r}; it takes 0 to {LONGEST_LEASE_S:g} seconds")
         self.url = url
-        #: The arguments with which `oncemore.open` makes the same engine in another process; None if another
-        #: process cannot.
+        #: The arguments of `oncemore.open` that make the same engine in another process; None if that is
+        #: not possible.
         self.open_arguments: tuple[str, dict[str, Any]] | None = None
         self.reopen: Callable[[], Engine] | None = None
         self.lease_s = lease_s
@@ -257,7 +257,7 @@ class Engine:
         return self.store.open_maintenance().describe_store()
 
     def acknowledge(self, *, reason: str, by: str | None = None) -> None:
-        """Accept a copied or restored store, after checking which work may be done twice."""
+        """Accept a copied or restored store, after checking the work that may be done twice."""
         from oncemore.maintenance import backup
 
         backup.acknowledge_copy(self, reason, by)
@@ -274,9 +274,9 @@ class Engine:
     ) -> PruneReport:
         """Delete arguments, results and errors of finished runs after their retention; keep their keys.
 
-        older_than         seconds since the end of a run; without it, only runs whose step has `retain_for=`
+        older_than         seconds since the end of a run; without it, only runs of steps with `retain_for=`
         step               only runs of this step
-        dry_run            only return what would be deleted
+        dry_run            only return a report of the runs that would be deleted
         forget_keys_after  also delete the keys of runs that were pruned this many seconds ago. Such a key is
                            unknown again: **a call of it does the work again**
         """
@@ -317,7 +317,7 @@ class Engine:
         return backup.measure_sizes(self)
 
     def verify(self) -> VerificationReport:
-        """Check every hash link and head of the log; list what was pruned and erased, by whom and why."""
+        """Check every hash link and head of the log; list pruned and erased runs with actor and reason."""
         from oncemore.maintenance import verify
 
         return verify.verify_log(self)
@@ -355,6 +355,7 @@ class Engine:
             store, self.opened_store, self.copy_check.notice = self.opened_store, None, NOT_CHECKED
             end_leases = self.leases.detach_workers()
             self.breakers = BreakerCache()
+        # Outside of the lock: giving the leases back waits for the store.
         self.permissions.close()
         end_leases()
         if store is not None and not quietly:

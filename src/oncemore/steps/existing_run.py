@@ -1,4 +1,4 @@
-"""Decide what a call does when its key has a run already: the table of design section 3.
+"""Handle a call of a key that has a run already: one handler per state of the run.
 
 Each function returns an `EndCall`, a head that may be claimed, None (read the head again), or WAITED (the
 call waited for this run and reads the head again).
@@ -36,7 +36,7 @@ WAITED = object()
 
 
 def handle_existing_run(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: float) -> Script:
-    """Return what the call does, by the state of the key's last run."""
+    """Return the next move of the call, by the state of the key's last run."""
     run = head.record
     conflict = transitions.check_same_arguments(plan, call, run)
     if conflict is not None:
@@ -59,7 +59,8 @@ def _starts_new_run_after_failure(plan: StepPlan, run: RunRecord) -> bool:
 
 
 def _version_change_action(plan: StepPlan) -> str:
-    """Return "new", "reuse" or "fail": what a finished run of another version or config means."""
+    """Return "new", "reuse" or "fail": the action after a finished run of another version or config."""
+    # By default only `pure` work is repeated: a version bump must not repeat an effect.
     return plan.on_version_change or ("new" if plan.effect == "pure" else "reuse")
 
 
@@ -129,6 +130,7 @@ def _on_waiting(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: float
         )
         return None
     wait, budget = run.not_before - now, plan.budget if run.budget_debt else None
+    # The next attempt is paid for before it is claimed: a failed withdrawal must not leave it running.
     if wait <= 0:
         return head if budget is None else (yield from _pay_for_retry(plan, head, now))
     parks = budget is not None and budget.budget.at_empty == "park"

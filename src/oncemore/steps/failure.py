@@ -124,11 +124,11 @@ def close_lost_attempt(
     evidence: tuple[Output, ...] = (),
     also: tuple[Any, ...] = (),
 ) -> Script:
-    """Close an attempt whose worker is gone; return the new head, or None on a conflict.
+    """Close an attempt after its worker has died; return the new head, or None on a conflict.
 
     The effect class decides. A `once` effect may have happened: `reconcile` is asked, or the run is held.
-    Every other effect is tried again, and the lost attempt counts. A run whose workers died until no attempt
-    is left may be the cause of their death: it is held, and no policy begins a new run of it.
+    Every other effect is tried again, and the lost attempt counts. If workers
+    died until no attempt is left, the run may be the cause: it is held, and no policy begins a new run of it.
     """
     run, error = head.record, refusals.LOST[reason]
     if run.effect == "once":

@@ -95,7 +95,7 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
                     step_plan = _with_stored_failure(step_plan)
                     continue
                 breaker_pass, now, refused = passed
-        # The claim, which is also the INTENT: counted before the attempt runs, under a new fence.
+        # The claim is also the INTENT: counted before the attempt runs, under a new fence.
         guards = permission.guards
         if refused is None:
             claim = transitions.build_claim(
@@ -104,7 +104,7 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
             if plan.cooldown is not None:
                 guards, refused = yield from cooldown_step.guard_claim(plan.cooldown, ready, claim, guards)
         if refused is not None:
-            # A guessed head may hide a finished run, whose value is returned and not refused.
+            # A guessed head may hide a finished run: its value is returned, and the call not refused.
             if refused is not CONFLICT and not is_guess:
                 return (yield from _end_without_attempt(plan, refused))
             is_guess = False
@@ -181,7 +181,7 @@ def record_outcome(plan: StepPlan, done: AttemptOutcome, now: float) -> Script:
         head = yield LoadHead(done.head.entity)
         if head.record.state != "RUNNING" or head.record.fence != done.head.record.fence:
             break
-        # The attempt still holds the run: its own checkpoint, whose acknowledgement was lost, moved the head.
+        # The attempt still holds the run: its own checkpoint, with a lost acknowledgement, moved the head.
         done = done._replace(head=head)
     # Another attempt took the run over. A `once` effect may have happened twice, so the caller must know.
     if done.error is None and plan.effect == "once":
@@ -257,7 +257,7 @@ def _append_commit(
 
 
 def _fail_without_result(plan: StepPlan, head: LoadedHead, lost: ResultUnavailable, now: float) -> Script:
-    """Fail a `pure` step whose value cannot be stored; return the end, or CONFLICT."""
+    """Fail a `pure` step because its value cannot be stored; return the end, or CONFLICT."""
     closing = close_run(head.record, "result_unavailable", now)
     change = transitions.build_closing(plan, head, closing, plan.describe(lost, None), permanent=True)
     breaker_writes = yield from breaker_step.success_writes(plan, head, now)

@@ -1,4 +1,4 @@
-"""Run an attempt in a child process, which can be killed at its limit even if its code never returns.
+"""Run an attempt in a child process: it can be killed at its limit even if its code never returns.
 
 Each attempt gets a fresh process. The child imports the function by its module and name, calls it with the
 arguments that the parent sent, and sends its value or its error back over a pipe. At its limit it is killed.
@@ -332,9 +332,9 @@ def _make_portable(error: BaseException) -> BaseException:
         is_portable = type(pickle.loads(pickle.dumps(error))) is type(error)  # noqa: S301 - our own
     except Exception:  # noqa: BLE001 - errors with an `__init__` of their own often cannot be unpickled
         is_portable = False
-    return (
-        error if is_portable else RemoteError(f"{type(error).__name__}: {_describe_error(error)}"[:MOST_TEXT])
-    )
+    if is_portable:
+        return error
+    return RemoteError(f"{type(error).__name__}: {_describe_error(error)}"[:MOST_TEXT])
 
 
 def _describe_error(error: BaseException) -> str:

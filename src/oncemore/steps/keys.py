@@ -1,4 +1,4 @@
-"""The key of a call: what makes two calls the same work.
+"""Compute the key of a call: two calls with the same key are the same work.
 
     key        = SHA-256(canonical JSON of {step, args, partition, tenant, bucket})
     input_hash = the same over all arguments, also those that `key=` leaves out
@@ -98,7 +98,7 @@ def input_hash(inputs: bytes) -> str:
 
 
 def cfg_hash(version: str, config: object) -> str:
-    """Return the digest of version and config, on which a result depends besides its arguments."""
+    """Return the digest of version and config: a result depends on them besides its arguments."""
     return canonical_digest(
         {"version": _KEYED.tag_value(version, "version"), "config": _KEYED.tag_value(config, "config")}
     )
@@ -119,7 +119,7 @@ class KeyRule:
     keys_all_arguments  whether the key covers all counted arguments: equal keys are then equal arguments
     key_names           the parameters that `key=` names; None if it names none
     uses_clock          whether the key has a time bucket
-    other_names         further names of the step under which a key may have been stored
+    other_names         further names of the step, by which older runs may have been stored
     """
 
     def __init__(
@@ -145,6 +145,7 @@ class KeyRule:
     def select_arguments(self, bound: Kwargs) -> Kwargs:
         """Return the arguments that count: all but ignored and secret ones."""
         ignored = self.ignored
+        # The same object if nothing is left out: callers compare identity to see that.
         if not ignored and Secret not in map(type, bound.values()):
             return bound
         return {
@@ -214,29 +215,33 @@ def _make_binder(name: str, function: Any) -> Callable[[tuple[Any, ...], dict[st
             f"{name}: {function!r} does not declare its arguments; wrap it in a function"
         ) from None
     params = list(signature.parameters.values())
+    # Without *args, **kwargs, positional-only and keyword-only parameters.
     plain = all(param.kind is param.POSITIONAL_OR_KEYWORD for param in params)
     names = tuple(signature.parameters)
     known = frozenset(names)
     defaults = {param.name: param.default for param in params if param.default is not param.empty}
 
-    def whole(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def bind_any(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return dict(bound.arguments)
 
-    def short(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        given = dict(zip(names, args, strict=False))
+    # `Signature.bind` is slow, and most calls do not need it.
+    def bind_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        bound = dict(zip(names, args, strict=False))
         if not kwargs and len(args) == len(names):
-            return given
-        if len(args) > len(names) or not kwargs.keys() <= known or kwargs.keys() & given.keys():
-            return whole(args, kwargs)  # raises with the reason
-        given.update(kwargs)
-        if len(given) == len(names):
-            return given
-        filled = {**defaults, **given}
-        return filled if len(filled) == len(names) else whole(args, kwargs)
+            return bound
+        # A call that does not fit: `Signature.bind` raises with Python's own message.
+        if len(args) > len(names) or not kwargs.keys() <= known or kwargs.keys() & bound.keys():
+            return bind_any(args, kwargs)
+        bound.update(kwargs)
+        if len(bound) == len(names):
+            return bound
+        # In another order than the parameters; the canonical JSON of a key sorts them.
+        filled = {**defaults, **bound}
+        return filled if len(filled) == len(names) else bind_any(args, kwargs)
 
-    return short if plain else whole
+    return bind_plain if plain else bind_any
 
 
 def evaluate_option(value: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -282,6 +287,7 @@ def _make_selector(
     if key is None:
         return None
     if callable(key):
+        # The key is needed before anything may be awaited.
         if function_colour(key) != "plain":
             raise UsageError(f"key of {name} is an async function; a key is made at once")
         return lambda counted, args, kwargs: {"key": key(*args, **kwargs)}
@@ -302,7 +308,7 @@ def _make_selector(
 
 
 def _check_key_rule(name: str, function: Any, options: Mapping[str, Any], ignored: frozenset[str]) -> None:
-    """Refuse a step whose key does not depend on its input: all calls would be the same work (IDEM-12)."""
+    """Refuse a key that does not depend on the input: all calls would be the same work (IDEM-12)."""
     inputs = [param for param in inspect.signature(function).parameters if param not in ("self", "cls")]
     has_rule = any(options[option] is not None for option in ("key", "partition", "bucket", "tenant"))
     if inputs and not has_rule and ignored.issuperset(inputs):

@@ -1,9 +1,9 @@
 """Leases: the time-bounded right of a process to the runs that it has begun.
 
-A process is one *worker* per engine: an entity of its own, to which a heartbeat appends every third of a
-lease; no run is written for that. Runs under a policy with its own `lease` have another worker. The INTENT of
-a run names its worker; other workers may take the run over when that lease has ended, or at once when the
-worker is provably dead.
+A process is one *worker* per engine. The worker is an entity of the log, and a heartbeat appends to it every
+third of a lease; no run is written for that. Runs under a policy with its own `lease` have another worker.
+The INTENT of a run names its worker; other workers may take the run over when that lease has ended, or at
+once when the worker is provably dead.
 
 A worker that could not store the outcome of one of its runs is *retired*, so that its lease ends some time:
 new runs go to a new worker, and the retired one is kept alive until its other runs have ended.
@@ -49,10 +49,10 @@ class WorkerIdentity:
         # Whether the lease ends without a write, because the store may not answer.
         self.quiet = False
         self._ended = False
-        self._heart: HeartbeatThread | None = None
+        self._own_heartbeat: HeartbeatThread | None = None
         self._under_way: dict[tuple[str, int], int] = {}
-        self._counting = threading.Lock()
-        self._over = False
+        self._count_lock = threading.Lock()
+        self._is_closed = False
         self._store = store
         self._now = now
         self._lease_s = lease_s
@@ -79,31 +79,32 @@ class WorkerIdentity:
 
     def reserve_slot(self) -> bool:
         """Reserve this worker for an attempt that is about to begin; return False if it has ended."""
-        with self._counting:
-            if self._over or self.retired:
+        with self._count_lock:
+            if self._is_closed or self.retired:
                 return False
             self._under_way[RESERVED] = self._under_way.get(RESERVED, 0) + 1
             return True
 
     def finish_if_idle(self) -> bool:
         """Accept no more attempts, unless one is running or reserved; return whether the worker has ended."""
-        with self._counting:
-            self._over = self._over or not self._under_way
-            return self._over
+        with self._count_lock:
+            # Under the lock of the reservations: no attempt can begin between this check and the last write.
+            self._is_closed = self._is_closed or not self._under_way
+            return self._is_closed
 
     def add_attempt(self, attempt: tuple[str, int], *, reserved: bool = False) -> None:
         """Register an attempt before its claim; several callers may claim the same one, and one will succeed.
 
         reserved  whether a reservation (`reserve_slot`) becomes this attempt
         """
-        with self._counting:
+        with self._count_lock:
             self._under_way[attempt] = self._under_way.get(attempt, 0) + 1
             if reserved:
                 self._remove_attempt(RESERVED)
 
     def remove_attempt(self, attempt: tuple[str, int]) -> None:
         """Remove an attempt that has ended or was not claimed; other callers keep their registration."""
-        with self._counting:
+        with self._count_lock:
             self._remove_attempt(attempt)
 
     def _remove_attempt(self, attempt: tuple[str, int]) -> None:
@@ -133,19 +134,21 @@ class WorkerIdentity:
 
     def keep_alive(self, interval_s: float) -> Self:
         """Renew the lease at its own interval until it ends, besides the heartbeat of the engine."""
-        known = weakref.ref(self)
+        # Weak, so that the thread does not keep a worker alive that its engine has dropped.
+        reference = weakref.ref(self)
 
         def beat() -> None:
-            if (me := known()) is not None:
-                _renew_or_warn(me)
+            worker = reference()
+            if worker is not None:
+                _renew_or_warn(worker)
 
-        self._heart = HeartbeatThread(interval_s, beat)
+        self._own_heartbeat = HeartbeatThread(interval_s, beat)
         return self
 
     def end_lease(self) -> None:
         """Give the lease back: other workers may take over its runs at once."""
-        if self._heart is not None:
-            self._heart.stop_heartbeat()
+        if self._own_heartbeat is not None:
+            self._own_heartbeat.stop_heartbeat()
         if self.quiet:
             self._presence.close()
             return
@@ -159,17 +162,18 @@ class WorkerIdentity:
 
     def _append_state(self, state: WorkerRecord) -> None:
         change = RecordChange(("LEASE",), self._state, state)
-        own = new_nonce()
+        nonce = new_nonce()
+        # Twice: after a lost acknowledgement the first append conflicts and shows the stored head.
         for _ in range(2):
-            made = encode_entry(change, self.entity, self._version + 1, self._hash, self._now(), own)
-            # A worker that ends with no attempt left needs no takeover, so no one has to look at it again.
-            clean = state.state == "ENDED" and not self.retired and not self._under_way
-            by = HeadIndex("worker", state.state, None if clean else state.lease_until, "", self.name)
-            write = EntryWrite(self.entity, self._version, *made, by)
+            encoded = encode_entry(change, self.entity, self._version + 1, self._hash, self._now(), nonce)
+            # A worker that ends with no attempt left needs no takeover: it is not listed as due.
+            is_idle = state.state == "ENDED" and not self.retired and not self._under_way
+            index = HeadIndex("worker", state.state, None if is_idle else state.lease_until, "", self.name)
+            write = EntryWrite(self.entity, self._version, *encoded, index)
             with InterruptShield():
                 answer = self._store.append(Batch((write,), {}, sync=False)).wait()
-            if isinstance(answer, Stored) or (answer.head is not None and answer.head.hash == made.hash):
-                self._version, self._hash, self._state = self._version + 1, made.hash, state
+            if isinstance(answer, Stored) or (answer.head is not None and answer.head.hash == encoded.hash):
+                self._version, self._hash, self._state = self._version + 1, encoded.hash, state
                 return
             if answer.head is None:
                 # The worker was taken for dead, and its record was pruned.
@@ -237,7 +241,7 @@ class WorkerLeases:
         self.closes_quietly = False
 
     def current_identity(self, now: float = 0.0) -> WorkerIdentity:
-        """Return the worker of this process, with a lease under which an attempt may begin.
+        """Return the worker of this process, with enough of its lease left for a new attempt.
 
         now  the store's time, if the caller has just read it
         """
@@ -279,6 +283,7 @@ class WorkerLeases:
 
     def lease_until(self, worker: str, entity: str, fence: int) -> float:
         """Return until when a worker holds an attempt; 0 if it is gone, or has left the attempt."""
+        # A worker of this process knows its attempts before the log does, and after their end.
         own = self.workers.get(worker)
         if own is not None:
             return self._engine.now() + self.lease_s if own.has_attempt(entity, fence) else 0.0
@@ -306,8 +311,8 @@ class WorkerLeases:
         """
         with self._lock:
             worker.retired, self.closes_quietly = True, self.closes_quietly or quietly
-            for one in self.workers.values():
-                one.quiet = self.closes_quietly
+            for member in self.workers.values():
+                member.quiet = self.closes_quietly
             if self.current is worker:
                 self.current = None
 
@@ -349,8 +354,8 @@ def _heartbeat_of(engine: weakref.ref[Engine]) -> Callable[[], None]:
     """Return the function that the heartbeat thread of an engine calls; it does not keep the engine alive."""
 
     def beat() -> None:
-        alive = engine()
-        if alive is not None:
-            alive.leases.renew_leases()
+        live_engine = engine()
+        if live_engine is not None:
+            live_engine.leases.renew_leases()
 
     return beat

@@ -162,7 +162,7 @@ def _partition_of(inputs: Any, cfg: Any) -> Any:
 
 def _without_partition(cfg: Any) -> Any:
     """Return the hashed part of a configuration: all but the field that names the partition."""
-    # The partition is in the key already; in the hash it would make a new run of every partition.
+    # The partition is a part of the key: another one is other work, and not a changed configuration.
     config = dict(cfg) if isinstance(cfg, Mapping) else {}
     for name in PARTITION_NAMES:
         if name in config:

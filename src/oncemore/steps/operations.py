@@ -1,7 +1,7 @@
 """Operations of a call that most calls do not need: policies, waits, limits, artifacts, time limits.
 
 The functions get the call and the operation (`steps.ops`) and return the result that the script is sent.
-`steps.perform` has the others, and the table of all.
+`steps.perform` has the operations of every call, and `steps.call_operations` the table of all.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def load_policy(call: PreparedCall, op: LoadPolicy) -> Policy | None:
 
 
 def sleep_seconds(call: PreparedCall, op: SleepSeconds) -> None:
-    """Wait."""
+    """Wait for a time."""
     if call.interrupt is not None:
         raise call.interrupt
     clocks.current.sleep(op.seconds)
@@ -110,6 +110,7 @@ def _poll_intervals(call: PreparedCall, op: WatchEntity) -> Generator[float, Non
 def prepare_submission(call: PreparedCall, op: PrepareSubmission) -> AttemptTerms:
     """Return the terms of a run that a worker will make, and record its policy."""
     terms = call.make_terms(call, "", call.engine.now())
+    # Before the run: the worker that makes it may not have the file of the policy.
     call.engine.policies.record_policy(call.engine, *op)
     return terms
 
@@ -129,18 +130,19 @@ def _rate_script(call: PreparedCall, op: TakeRateSlot) -> Script[float]:
     engine = call.engine
     limiter = engine.rate_limiters.get(op.rate)
     if limiter is None:
-        made = RateLimiter(op.rate.limit, op.rate.name, lambda: engine)
-        limiter = engine.rate_limiters.setdefault(op.rate, made)
+        # Another thread may have made one meanwhile: `setdefault` gives all of them the same.
+        own = RateLimiter(op.rate.limit, op.rate.name, lambda: engine)
+        limiter = engine.rate_limiters.setdefault(op.rate, own)
     return limiter.take_slot(has_slot=op.has_slot)
 
 
 def earn_budget(call: PreparedCall, op: EarnBudget) -> None:
-    """Add what a success earns to a retry budget."""
+    """Add the tokens of a success to a retry budget."""
     run_limit_script(budget_step.earn_budget(call.engine, op.budget))
 
 
 async def earn_budget_async(call: PreparedCall, op: EarnBudget) -> None:
-    """Add what a success earns to a retry budget, awaiting the store."""
+    """Add the tokens of a success to a retry budget, awaiting the store."""
     # A cancelled task must not await.
     if call.interrupt is not None:
         return earn_budget(call, op)
@@ -154,6 +156,7 @@ def check_artifact(call: PreparedCall, op: CheckArtifact) -> Any:
 
 async def check_artifact_async(call: PreparedCall, op: CheckArtifact) -> Any:
     """Check an artifact in a thread."""
+    # A cancelled task must not await: this read blocks the event loop instead.
     if call.interrupt is not None:
         return check_artifact(call, op)
     return await run_in_thread(check_artifact, call, op)
@@ -188,14 +191,15 @@ def fetch_result(call: PreparedCall, op: FetchResult) -> Any:
 
 async def fetch_result_async(call: PreparedCall, op: FetchResult) -> Any:
     """Read a large result in a thread."""
-    return (
-        fetch_result(call, op) if call.interrupt is not None else await run_in_thread(fetch_result, call, op)
-    )
+    if call.interrupt is not None:
+        return fetch_result(call, op)
+    return await run_in_thread(fetch_result, call, op)
 
 
 def call_limited(call: PreparedCall, attempt: RunningAttempt, invoke: CallFunction) -> Any:
     """Call a plain function under its time limit, in a process of its own if the step asks for that."""
     isolate = call.plan.isolate
+    # A kind of step with its own isolation, such as a program, brings the function that runs the attempt.
     if callable(isolate):
         return isolate(call, attempt, invoke)
     if isolate:

@@ -61,7 +61,7 @@ def reopen_run(plan: StepPlan, call: PreparedCall, reason: str, actor: str) -> S
 def settle_run(
     plan: StepPlan, call: PreparedCall, answer: ReconcileAnswer, head: LoadedHead | None = None
 ) -> Script:
-    """Record what an operator found out about an unknown outcome.
+    """Record an operator's answer about an unknown outcome.
 
     Of two operators the second is refused: the run is no longer the one that was looked at.
     """
@@ -73,6 +73,7 @@ def settle_run(
     error = transitions.check_same_arguments(plan, call, head.record)
     if error is None:
         saved = None
+        # No second try after a conflict: the operator answered about the run that was read.
         if head.record is not None and head.record.held_for == OUTCOME_UNKNOWN:
             change = transitions.build_reconciled(plan, head, answer, "decided", now)
             saved = yield from append_decision(plan.name, AppendChange(head, change))
@@ -103,7 +104,7 @@ def note_redelivery(call: PreparedCall) -> Script:
 def submit_run(plan: StepPlan, call: PreparedCall, due_at: float) -> Script:
     """Create a run in PENDING for a worker, unless the key has a run already.
 
-    An existing run stays as it is, in whatever state: the same work is submitted once. Only a finished run
+    An existing run stays as it is, in any state: the same work is submitted once. Only a finished run
     that a call would replace, because its version or config changed, makes room for a new one.
 
     due_at  the earliest time of the first attempt; 0 for now
@@ -118,6 +119,7 @@ def submit_run(plan: StepPlan, call: PreparedCall, due_at: float) -> Script:
         if type(ready) is not EndCall:
             names = transitions.step_names(plan, run)
             permission = yield AskPermission(names, call.tenant, begins=False)
+            # A switch stops attempts, and not submissions; a moved log accepts neither.
             if permission.stop == LOG_MOVED:
                 ready = EndCall(None, refusals.switch_blocked(plan, call, permission))
         if type(ready) is EndCall:
@@ -144,6 +146,7 @@ def cancel_run(plan: StepPlan, call: PreparedCall, reason: str, actor: str) -> S
         error = transitions.check_same_arguments(plan, call, run) or refusals.cannot_cancel(plan, call, run)
         if error is not None or run.cancelled_at:
             return EndCall(None, error)
+        # The running attempt reads this at its next checkpoint or when its failure is recorded.
         if run.state == "RUNNING":
             change = RecordChange(("DECISION",), run, run._replace(cancelled_at=now), remarks)
         else:

@@ -9,7 +9,7 @@ LoadBreaker(entity)         the breaker's head; it may be cached           → L
 TakeRateSlot(rate)          a slot in the provider's rate limit            → seconds until the slot
 DrawBudget(budget, cost)    tokens of a retry budget                       → BudgetDraw
 RefundBudget(budget, …)     return tokens that were not used               → None
-EarnBudget(budget)          add what a success earns                       → None
+EarnBudget(budget)          add the tokens of a success                    → None
 ReadClock()                 the store's time                               → POSIX seconds
 ReadLease(worker, …)        end of the lease on an attempt                 → POSIX seconds; 0: worker gone
 AppendChange(head, …)       compare-and-set on the head                    → new LoadedHead; None: conflict
@@ -22,7 +22,7 @@ FetchResult(spilled)        read such a result, verified                   → R
 AskReconcile(head)          call the step's `reconcile` function           → ReconcileAnswer
 SleepSeconds(seconds)       wait                                           → None
 WatchEntity(entity, …)      wait until the entity changes                  → None
-NotifyListeners(what, head) call the listeners of the engine               → None
+NotifyListeners(event, …)   call the listeners of the engine               → None
 
 A script returns an `EndCall`: the value of the call, or its error. `steps.perform` performs the operations.
 """
@@ -50,11 +50,11 @@ if TYPE_CHECKING:
 
 
 class AttemptTerms(NamedTuple):
-    """What an attempt begins with: its worker, and what a new run stores of the call.
+    """The worker of an attempt, and the values of the call that a new run stores.
 
     It is built when an attempt begins, and not before: most calls find their work done.
 
-    actor     who asked for the run, where a worker will make it
+    actor     the actor that submitted the run, if a worker will make it
     withheld  arguments that the log does not store: only a caller that has them can make another attempt
     """
 
@@ -110,7 +110,7 @@ class AskPermission(NamedTuple):
     """Read the switches and approvals that may stop an attempt before it begins.
 
     steps   the names of its step
-    entity  the entity whose approval it needs; empty if it needs none
+    entity  the entity that must be approved; empty if the attempt needs no approval
     begins  False for a submission: a switch does not stop it, a log that has moved does
     """
 
@@ -122,14 +122,14 @@ class AskPermission(NamedTuple):
 
 
 class Permission(NamedTuple):
-    """What operators have decided, and what must still hold when the attempt begins.
+    """The decisions of operators, and the versions that must be unchanged when the attempt begins.
 
     guards    versions of the entities that were read
-    stop      why the attempt may not begin: `switch`, `control_state_unknown` or `moved`; empty if it may
+    stop      the reason to refuse the attempt: `switch`, `control_state_unknown` or `moved`; empty if none
     name      the switch that is on, or the address that the log has moved to
-    details   who turned the switch on, why and when
+    details   actor, reason and time of the switch
     approval  the approval of its key, if there is one
-    error     why switches and approvals cannot be read
+    error     the error of reading switches and approvals
     """
 
     guards: Mapping[str, int]
@@ -172,7 +172,7 @@ class BudgetDraw(NamedTuple):
 
 
 class RefundBudget(NamedTuple):
-    """Return tokens whose withdrawal was not stored."""
+    """Return tokens after their withdrawal was not stored."""
 
     budget: StepBudget
     drawn: BudgetDraw
@@ -180,7 +180,7 @@ class RefundBudget(NamedTuple):
 
 
 class EarnBudget(NamedTuple):
-    """Add to a retry budget what a success earns."""
+    """Add the tokens of a success to a retry budget."""
 
     budget: StepBudget
 
@@ -219,7 +219,7 @@ class AppendChange(NamedTuple):
 
 
 class VoidClaim(NamedTuple):
-    """A stored claim whose guard had changed: no attempt may begin by it, and it must be released."""
+    """A stored claim with a changed guard: no attempt may begin by it, and it must be released."""
 
     head: LoadedHead
 
@@ -275,7 +275,7 @@ class RunAttempt(NamedTuple):
 
 
 class AttemptOutcome(NamedTuple):
-    """The value or the error of an attempt, and what is stored with it.
+    """The value or the error of an attempt, and the outputs that are stored with it.
 
     head       the run as the attempt left it: its checkpoints are entries of their own
     begun      False if the attempt was interrupted before the function was called
@@ -325,11 +325,11 @@ class ReconcileAnswer(NamedTuple):
 
     outcome: str
     value: Any = None
-    decision_body: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
+    decision_body: dict[str, Any] = {}  # noqa: RUF012 - it is never changed
 
 
 class SleepSeconds(NamedTuple):
-    """Wait."""
+    """Wait for a time."""
 
     seconds: float
 
@@ -345,7 +345,7 @@ class WatchEntity(NamedTuple):
 class NotifyListeners(NamedTuple):
     """Call the listeners of the engine."""
 
-    what: str
+    event: str
     head: LoadedHead
 
 

@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     Args = tuple[Any, ...]
     Kwargs = dict[str, Any]
 
-NO_EFFECT = (
-    "step() needs effect=: what running it does to the world has no default; the choices are "
-    + ", ".join(EFFECTS)
+NO_EFFECT = "step() needs effect=: the effect of its function has no default; the choices are " + ", ".join(
+    EFFECTS
 )
 PRIORITIES = ("P0", "P1", "P2")
 #: The options of `step` that may be left out.
@@ -59,8 +58,8 @@ class StepOptions:
     dataset, provider   the option as given: a name, a function of the arguments, or None
     """
 
-    def __init__(self, function: Callable[..., Any], **given: Any) -> None:
-        options = {**OPTION_DEFAULTS, **given}
+    def __init__(self, function: Callable[..., Any], **arguments: Any) -> None:
+        options = {**OPTION_DEFAULTS, **arguments}
         self.function = function
         self.colour = check_function(function)
         self.name = _step_name(function, options["name"])
@@ -112,8 +111,8 @@ class StepOptions:
         self.fixed_breaker = (
             None if breaker is None else StepBreaker(breaker_entity(breaker.name), breaker.rules)
         )
-        given_rate = options["rate"]
-        self._rate = policy_rate(options["policy"]) if given_rate is None else resolve_rate(given_rate)
+        rate = options["rate"]
+        self._rate = policy_rate(options["policy"]) if rate is None else resolve_rate(rate)
         budget = resolve_budget(options["budget"], options["policy"])
         self.retry_budget = None if budget is None else StepBudget(budget.entity, budget)
         has_own = breaker is None and self.provider is not None
@@ -183,17 +182,17 @@ def _step_name(function: Any, name: str | None) -> str:
     """Return the name of a step; it does not depend on how its module is started."""
     if name is not None:
         return normalize_name(_check_text("name", name))
-    own = getattr(function, "__qualname__", None)
-    if own is None:
+    qualname = getattr(function, "__qualname__", None)
+    if qualname is None:
         raise UsageError(f"{function!r} has no name of its own; give name=")
-    return f"{module_of(function)}.{own}"
+    return f"{module_of(function)}.{qualname}"
 
 
-def _check_aliases(name: str, given: Any) -> tuple[str, ...]:
+def _check_aliases(name: str, aliases: Any) -> tuple[str, ...]:
     """Return the names that a step had before, the oldest first; the step's own and repeats are refused."""
-    names = (given,) if isinstance(given, str) else given
+    names = (aliases,) if isinstance(aliases, str) else aliases
     if not isinstance(names, tuple | list):
-        raise UsageError(f"aliases of {name} is {given!r}; it takes the names that the step had before")
+        raise UsageError(f"aliases of {name} is {aliases!r}; it takes the names that the step had before")
     names = [normalize_name(_check_text(f"an alias of {name}", alias)) for alias in names]
     if len({*names, name}) <= len(names):
         raise UsageError(f"aliases of {name} names one of its names twice, or the one it has now")
@@ -208,63 +207,65 @@ def _check_effect(effect: Any) -> Any:
     return effect
 
 
-def _resolve_policy(given: Mapping[str, Any]) -> tuple[Policy, StepSettings]:
+def _resolve_policy(options: Mapping[str, Any]) -> tuple[Policy, StepSettings]:
     """Return the policy, and the settings for steps in its file."""
-    named: Any = {name: given[name] for name in ("policy", "timeout", "total_timeout")}
-    provider = given["provider"]
-    if isinstance(named["policy"], str) and isinstance(provider, str) and "@" not in named["policy"]:
-        named["policy"] = f"{named['policy']}@{provider}"
-    policy = resolve_policy(named)
-    if isinstance(named["policy"], str) or hasattr(named["policy"], "__fspath__"):
+    selected: Any = {name: options[name] for name in ("policy", "timeout", "total_timeout")}
+    provider = options["provider"]
+    # A file may have its own values for a provider; an address with "@" selects them itself.
+    if isinstance(selected["policy"], str) and isinstance(provider, str) and "@" not in selected["policy"]:
+        selected["policy"] = f"{selected['policy']}@{provider}"
+    policy = resolve_policy(selected)
+    if isinstance(selected["policy"], str) or hasattr(selected["policy"], "__fspath__"):
         from oncemore.policy.files import loader
 
-        return policy, loader.step_settings(named["policy"])
+        return policy, loader.step_settings(selected["policy"])
     return policy, StepSettings()
 
 
-def _pipeline_name(function: Any, name: str, given: Any) -> str:
+def _pipeline_name(function: Any, name: str, pipeline: Any) -> str:
     """Return the pipeline of a step: the one it names, or the module of its function.
 
     A step around a function of this package (a program, an endpoint) is a pipeline of its own.
     """
-    if given is not None:
-        return normalize_name(_check_text("pipeline", given))
+    if pipeline is not None:
+        return normalize_name(_check_text("pipeline", pipeline))
     module = module_of(function)
     return name if module.split(".")[0] == "oncemore" else module
 
 
 def _policy_source(options: Mapping[str, Any], policy: Policy) -> str:
     """Return the address of a policy that was given by name or path, if it is used as it is there."""
-    given, provider = options["policy"], options["provider"]
-    if isinstance(given, Policy) or policy.name.endswith(CHANGED):
+    option, provider = options["policy"], options["provider"]
+    # A changed copy is not the policy at that address any more.
+    if isinstance(option, Policy) or policy.name.endswith(CHANGED):
         return ""
-    address = str(os.fspath(given))
-    if isinstance(provider, str) and isinstance(given, str) and "@" not in given:
-        address = f"{given}@{provider}"
+    address = str(os.fspath(option))
+    if isinstance(provider, str) and isinstance(option, str) and "@" not in option:
+        address = f"{option}@{provider}"
     is_file = re.search(r"\.ya?ml($|[/@])", address)
     return os.path.abspath(address) if is_file else address  # noqa: PTH100 - an address, not a path
 
 
 def _resolve_cooldown(
-    name: str, given: Mapping[str, Any], effect: str
+    name: str, options: Mapping[str, Any], effect: str
 ) -> tuple[Cooldown | None, Mapping[str, CooldownSchedule] | None]:
     """Return the cooldown of a step, and the schedules that its policy has for cooldowns."""
-    found = given["cooldown"]
-    if found is None:
+    cooldown = options["cooldown"]
+    if cooldown is None:
         return None, None
-    if not isinstance(found, Cooldown):
-        raise UsageError(f"cooldown of {name} is {found!r:.80}; it takes oncemore.Cooldown(resource=…)")
+    if not isinstance(cooldown, Cooldown):
+        raise UsageError(f"cooldown of {name} is {cooldown!r:.80}; it takes oncemore.Cooldown(resource=…)")
     if effect == "once":
         raise UsageError(
             f"{name} is declared once, and a cooldown is for work that is tried again after it; declare it "
             "idempotent if it may be repeated"
         )
-    policy = given["policy"]
+    policy = options["policy"]
     if isinstance(policy, str) or hasattr(policy, "__fspath__"):
         from oncemore.policy.files import loader
 
-        return found, loader.load_cooldowns(policy)
-    return found, None
+        return cooldown, loader.load_cooldowns(policy)
+    return cooldown, None
 
 
 def _error_fingerprint(provider: str, step: str, error: dict[str, Any]) -> str:

@@ -67,7 +67,7 @@ async def run_call_async(call: PreparedCall, script: Script[EndCall], table: Ope
     try:
         end = await run_script_async(script, table, call)
     except GeneratorExit as closed:
-        # Closing a coroutine ends its innermost await first, which left its result in `last_answer`. The rest
+        # Closing a coroutine ends its innermost await first; that left its result in `last_answer`. The rest
         # of the script runs without awaiting and raises this again.
         if call.last_answer is None:
             abandon_call(call, closed)
@@ -143,7 +143,7 @@ async def ask_permission_async(call: PreparedCall, op: AskPermission) -> Permiss
 
 
 def reserve_worker(call: PreparedCall, op: ReserveWorker) -> AttemptTerms:
-    """Reserve this process's worker, whose lease covers the attempt, and return the terms."""
+    """Reserve a worker of this process with enough lease for the attempt, and return the terms."""
     if call.has_reservation:
         call.release_worker()
     if op.head is not None:
@@ -224,8 +224,8 @@ async def append_change_async(call: PreparedCall, op: AppendChange) -> Appended:
 
 def encode_change(call: PreparedCall, op: AppendChange) -> tuple[Batch, LoadedHead]:
     """Return the batch of a change, and the head as it will be once the batch is stored."""
-    seen, change, sync, events, beside, also, guards, late = op
-    entity, version, prev, _, _ = seen
+    head, change, sync, events, joined_write, also, guards, late = op
+    entity, version, prev, _, _ = head
     engine = call.engine
     now, cipher = call.store.now() + clocks.current.offset, engine.cipher
     if engine.notifier is not None:
@@ -240,7 +240,7 @@ def encode_change(call: PreparedCall, op: AppendChange) -> tuple[Batch, LoadedHe
         writes = (write, *append.build_joined_writes(also, events, now, cipher))
     after = make(LoadedHead, (entity, version + 1, write.hash, run, body))
     late = late and call.store.checks_guards_late
-    return make(Batch, (writes, guards, sync, beside, late)), after
+    return make(Batch, (writes, guards, sync, joined_write, late)), after
 
 
 def _register_attempt(call: PreparedCall, entity: str, run: Any, guards: Any) -> None:
@@ -256,7 +256,7 @@ def _register_attempt(call: PreparedCall, entity: str, run: Any, guards: Any) ->
 
 
 def apply_result(call: PreparedCall, op: AppendChange, after: LoadedHead, answer: Answered) -> Appended:
-    """Return the new head, or None on a conflict; update what this process has cached."""
+    """Return the new head, or None on a conflict; update the caches of this process."""
     engine = call.engine
     if isinstance(answer, Conflict):
         # A refused checkpoint does not end the attempt: it may belong to an abandoned attempt of this call,

@@ -52,7 +52,7 @@ class StepRate(NamedTuple):
 class StepBudget(NamedTuple):
     """The retry budget of a step.
 
-    entity  its entity in the log; empty for a budget of this process alone, which holds the tokens itself
+    entity  its entity in the log; empty for a budget of this process alone, with the tokens in `budget`
     """
 
     entity: str
@@ -166,6 +166,7 @@ def build_plan(options: StepOptions, engine: Engine) -> StepPlan:
 
         check_importable(options.name, options.function)
     encode, decode = _make_result_codec(options, engine.artifact_store)
+    # Before the first error, which one of them may have to classify.
     ensure_plugins_loaded()
     return StepPlan(
         name=options.name,
@@ -220,6 +221,7 @@ def _make_result_codec(
     def decode(plain: Any) -> Any:
         if type(plain) in entry_codec.PLAIN_TYPES:
             return plain
+        # Artifacts in the value read their content from this store.
         token = CURRENT_READER.set(artifact_store)
         try:
             return result_codec.result_value(plain, annotation)
@@ -237,8 +239,10 @@ def classify_step_error(error: BaseException, now: float) -> Failure:
     if isinstance(error, CircuitOpen):
         wait = max(0.0, error.until - now)
         return Failure("transient", "no", wait, "CIRCUIT_OPEN", "oncemore:breaker")
+    # The inner step may have begun: for a `once` outer step that is "maybe".
     if isinstance(error, InProgress | StoreError):
         return Failure("transient", "maybe", None, "STEP_IN_PROGRESS", "oncemore:inner step")
+    # The inner step has its own retries and has used them: repeating the outer one would multiply them.
     if isinstance(error, Error) and error.run is not None:
         return Failure("permanent", "maybe", None, "STEP_FAILED", "oncemore:inner step")
     return classify(error, now)

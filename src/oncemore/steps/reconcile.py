@@ -58,6 +58,7 @@ async def ask_reconcile_async(call: PreparedCall, op: AskReconcile) -> Reconcile
 
 def _reconcile_context(call: PreparedCall, op: AskReconcile) -> AttemptContext:
     """Return the context of a `reconcile` function: the lost attempt and its recorded arguments."""
+    # The recorded arguments: the lost attempt may have changed the objects of this process.
     call.load_arguments(op.head)
     attempt = RunningAttempt(op.head, call, CURRENT.get(), read_only=True)
     return AttemptContext(attempt, call.engine.artifact_store, ENDS.get())
@@ -71,6 +72,7 @@ def _call_reconcile(call: PreparedCall) -> Any:
 def _check_answer(answer: Any) -> ReconcileAnswer:
     if type(answer) is ReconcileAnswer:
         return answer
+    # True and False are not answers: their meaning would be a guess, and a wrong one repeats the effect.
     log_warning(f"a reconcile function answered {answer!r}; it takes applied(), not_applied() or unknown()")
     return ReconcileAnswer("unknown")
 

@@ -87,7 +87,7 @@ class RecordedPolicies:
         return policy
 
     def _remember(self, name: str, policy: Policy) -> None:
-        # All at once: a cache of this size is full only if policies are made per call, and none is reused.
+        # All at once: so many policies are too rare for a cache that tracks their use.
         if len(self.known) >= MOST_KNOWN:
             self.known.clear()
         self.known[name] = policy

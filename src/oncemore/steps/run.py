@@ -35,12 +35,12 @@ _REAL_CLOCK = Clock()
 class Run(Generic[R]):
     """One run of a key, as it was when this object was made.
 
-    It can be pickled, as a part of an error from another process: then it has its state, and nothing that
-    would have to be read from the log.
+    It can be pickled, as a part of an error from another process. The copy has the state of the run, and no
+    access to the log.
     """
 
     def __init__(self, engine: Engine, entity: str, decode: Callable[[Any], Any] = result_value) -> None:
-        self._at: Engine | None = engine
+        self._optional_engine: Engine | None = engine
         self._entity, self._decode = entity, decode
         head = engine.store.load_head(entity)
         self.version = 0 if head is None else head.version
@@ -49,13 +49,14 @@ class Run(Generic[R]):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_at": None, "_decode": result_value}
+        # Neither an engine nor the decoder of a step, a closure, can be pickled.
+        return {**vars(self), "_optional_engine": None, "_decode": result_value}
 
     @property
     def _engine(self) -> Engine:
-        if self._at is None:
+        if self._optional_engine is None:
             raise UsageError(f"{self!r} came from another process without its log; use step.last_run(…)")
-        return self._at
+        return self._optional_engine
 
     def __repr__(self) -> str:
         return f"<oncemore.Run {self.step} {self.key[:12]} {describe_state(self)}>"
@@ -114,10 +115,13 @@ class Run(Generic[R]):
         if "result_unavailable" in body:
             raise ResultUnavailable(body["result_unavailable"])
         if "spilled" in body:
-            found = self._engine.artifacts.fetch_result(body["spilled"])
-            if isinstance(found, Exception):
-                raise ResultUnavailable(f"{self!r} is done, but its value cannot be read: {found}") from found
-            return self._decode(found)  # type: ignore[no-any-return]
+            result = self._engine.artifacts.fetch_result(body["spilled"])
+            if isinstance(result, Exception):
+                raise ResultUnavailable(
+                    f"{self!r} is done, but its value cannot be read: {result}"
+                ) from result
+            return self._decode(result)  # type: ignore[no-any-return]
+        # Pruning deletes the body of the COMMIT and keeps its entry.
         if "result" not in body:
             raise KeyExpired(f"{self!r} is done, and its value was pruned")
         return self._decode(body["result"])  # type: ignore[no-any-return]
@@ -178,9 +182,11 @@ class Run(Generic[R]):
         positions = self._poll_positions(None)
         try:
             while True:
-                seen, seconds = next(positions)
+                position, seconds = next(positions)
                 ends = time.monotonic() + seconds
-                while self._engine.store.wait_for_change(seen, 0.0) <= seen and time.monotonic() < ends:
+                while (
+                    self._engine.store.wait_for_change(position, 0.0) <= position and time.monotonic() < ends
+                ):
                     # A store may have no notification that can be awaited: poll.
                     await _REAL_CLOCK.pause(POLL_S)
         except StopIteration as end:
@@ -193,12 +199,13 @@ class Run(Generic[R]):
         """
         ends = None if timeout is None else time.monotonic() + timeout
         while True:
-            seen = self._engine.store.wait_for_change(0, 0.0)
+            # The position first: a change between the two reads must end the wait at once.
+            position = self._engine.store.wait_for_change(0, 0.0)
             run: Run[R] = Run(self._engine, self._entity, self._decode)
             left = RECHECK_S if ends is None else min(RECHECK_S, ends - time.monotonic())
             if run.status in ("COMPLETE", "HARD_FAIL") or run.held_for or left <= 0:
                 return run
-            yield seen, left
+            yield position, left
 
     def _read_body(self, version: int) -> dict[str, Any]:
         for entry in self._engine.store.read_entries(self._entity, version - 1):
@@ -207,5 +214,10 @@ class Run(Generic[R]):
 
     def _own_entries(self) -> list[tuple[Any, record.RunRecord, dict[str, Any]]]:
         """Return header, record and body of the entries of this run, without the key's other runs."""
+        # Folded from the key's first entry on: a header holds only the fields that changed.
         states = fold_entries(self._engine.store.read_entries(self._entity), self._engine.cipher)
-        return [(h, s, b) for h, s, b in states if s.run_id == self.run_id and h.version <= self.version]
+        return [
+            (header, state, body)
+            for header, state, body in states
+            if state.run_id == self.run_id and header.version <= self.version
+        ]

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def check_function(function: Any) -> str:
-    """Return the colour of a function (plain or coroutine); refuse what cannot be a step."""
+    """Return the colour of a function (plain or coroutine); refuse an object that cannot be a step."""
+    # The descriptor itself cannot be called like the method that users see.
     if isinstance(function, staticmethod | classmethod):
         raise UsageError(f"put @oncemore.step below @{type(function).__name__}, next to the function")
     if not callable(function) or isinstance(function, type):
@@ -34,8 +35,9 @@ def check_function(function: Any) -> str:
 
 
 def module_of(function: Any) -> str:
-    """Return the module of a function, by the name that is the same however its module is started."""
+    """Return the module of a function, by the same name for every way to start the program."""
     module = getattr(function, "__module__", None)
+    # Step names are stored: `python app.py`, `python -m app` and an import must give the same one.
     if module in ("__main__", "__mp_main__"):
         module = _import_name(
             getattr(_unwrap_function(function), "__globals__", vars(sys.modules["__main__"]))
@@ -44,7 +46,7 @@ def module_of(function: Any) -> str:
 
 
 def _import_name(main: Mapping[str, Any]) -> str:
-    """Return the name under which other programs import the main module of this one.
+    """Return the name by which other programs import the main module of this one.
 
     A program may be started as a file or with -m, and its children know its module as `__mp_main__`.
     """
@@ -66,6 +68,7 @@ def find_ignored(name: str, function: Any, ignore: Any) -> tuple[frozenset[str],
 
 def _is_secret(hint: Any) -> bool:
     """Whether an annotation is or holds `Secret`; one that cannot be resolved is judged by its text."""
+    # By its text rather than not at all: an unresolved name must not put a secret into the log.
     text = getattr(hint, "__forward_arg__", hint)
     if isinstance(text, str):
         return re.search(r"\bSecret\b", text) is not None
@@ -90,21 +93,22 @@ def hints_of(function: Any, *, extras: bool = False) -> dict[str, Any]:
     function = _unwrap_function(function)
     try:
         return get_type_hints(function, include_extras=extras)
-    except Exception:  # noqa: BLE001 - one name that is not there must not hide all others
-        around = getattr(function, "__globals__", {})
-        return {name: _resolve_hint(hint, around) for name, hint in annotations_of(function).items()}
+    except Exception:  # noqa: BLE001 - one missing name must not hide the other annotations
+        namespace = getattr(function, "__globals__", {})
+        return {name: _resolve_hint(hint, namespace) for name, hint in annotations_of(function).items()}
 
 
-def _resolve_hint(hint: Any, around: dict[str, Any]) -> Any:
-    alone = SimpleNamespace(__annotations__={"it": hint})
+def _resolve_hint(hint: Any, namespace: dict[str, Any]) -> Any:
+    """Return one annotation resolved; as it is if a name of it does not exist at run time."""
+    holder = SimpleNamespace(__annotations__={"hint": hint})
     try:
-        return get_type_hints(alone, around, include_extras=True)["it"]
-    except Exception:  # noqa: BLE001 - the type checker alone knows it
+        return get_type_hints(holder, namespace, include_extras=True)["hint"]
+    except Exception:  # noqa: BLE001 - the name is imported for type checkers only
         return hint
 
 
 def annotations_of(function: Any) -> dict[str, Any]:
-    """Return annotations as they are; those that Python evaluates late and cannot, as strings."""
+    """Return the annotations of a function, unresolved; as strings where Python cannot evaluate them."""
     try:
         return dict(getattr(function, "__annotations__", {}))
     except NameError:  # pragma: no cover - from Python 3.14 on

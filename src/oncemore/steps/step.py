@@ -1,7 +1,7 @@
 """Prepare and run the calls of a step: bind the arguments, compute the key, choose the plan, read the head.
 
-`StepCalls` is the base of `oncemore.Step`, which adds the methods for users and operators, and of the other
-kinds of steps (programs, endpoints, messages, nodes), which override single methods.
+`StepCalls` is the base of `oncemore.Step`, with the methods for users and operators, and of the other kinds
+of steps (programs, endpoints, messages, nodes); these override single methods.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ R = TypeVar("R")
 
 #: After so many calls of new keys in a row, the next key is assumed to be new too, without a read.
 NEW_KEY_STREAK = 16
-#: The largest number of providers for which a step keeps a plan.
+#: The largest number of providers with a cached plan, per step.
 MAX_PROVIDER_PLANS = 1000
 _NO_DEADLINE = (0.0, 0.0)
 _COPIED_ATTRIBUTES = ("__module__", "__name__", "__qualname__", "__doc__")
@@ -184,14 +184,14 @@ class StepCalls(Generic[P, R]):
 
     def _plan_for_provider(self, plan: StepPlan, provider: str) -> StepPlan:
         """Return the plan of calls to a provider, with that provider's own breaker and rate limit."""
-        found = self._provider_plans.get(provider)
-        if found is None:
+        provider_plan = self._provider_plans.get(provider)
+        if provider_plan is None:
             if len(self._provider_plans) >= MAX_PROVIDER_PLANS:
                 self._provider_plans = {}
             options = self._options
-            found = plan.copy_with(breaker=options.breaker_of(provider), rate=options.rate_of(provider))
-            self._provider_plans[provider] = found
-        return found
+            breaker, rate = options.breaker_of(provider), options.rate_of(provider)
+            provider_plan = self._provider_plans[provider] = plan.copy_with(breaker=breaker, rate=rate)
+        return provider_plan
 
     def _make_terms(self, call: PreparedCall, worker: str, now: float) -> AttemptTerms:
         """Return the terms of an attempt that begins now; without a worker, of a submitted run."""
@@ -370,7 +370,7 @@ def has_ended(head: LoadedHead) -> bool:
 
 
 def _choose_seed(policy: Policy, entity: str) -> str:
-    """Return the seed of a run's random draws; empty for the default, which is derived from the run's id."""
+    """Return the seed of a run's random draws; empty for the default, derived from the run's id."""
     if policy.jitter_seed == PER_RUN:
         return ""
     return run_seed(entity.removeprefix("run/")) if policy.jitter_seed == PER_KEY else policy.jitter_seed

@@ -1,4 +1,4 @@
-"""`Step.map`: call a step for many items, here or in other processes."""
+"""`Step.map`: call a step for many items, in this process or in others."""
 
 from __future__ import annotations
 
@@ -86,17 +86,18 @@ def map_items(step: AnyStep, items: Iterable[Any], limits: MapLimits, executor: 
 def _make_item_caller(
     step: AnyStep, engine: Engine, unpack: str, executor: Any, max_concurrency: int
 ) -> tuple[ItemCaller, int]:
-    """Return the caller of items, and how many it calls at once: a smaller executor takes no more."""
+    """Return the caller of items and the number of concurrent calls: at most that of the executor."""
     from oncemore.workers.item_result import ItemCaller
 
-    here, decode = partial(_run_item, step, _UNPACK[unpack]), step._plan_for_engine(engine).decode
+    run_item, decode = partial(_run_item, step, _UNPACK[unpack]), step._plan_for_engine(engine).decode
     if executor is None:
-        return ItemCaller(here, step._is_async, decode), max_concurrency
+        return ItemCaller(run_item, step._is_async, decode), max_concurrency
     from oncemore.workers.executor_adapters import adapt_executor
     from oncemore.workers.executors import RemoteExecutor
     from oncemore.workers.remote import ProcessAttempts, ThreadAttempts
 
     pool = adapt_executor(executor)
+    # File locks belong to the process: a dead worker would look alive as long as another one runs there.
     if not pool.has_own_locks and engine.url.startswith(SQLITE):
         raise UsageError(
             f"{pool.name} cannot work on {engine.url}: interpreters of one process share file locks, by "
@@ -104,9 +105,10 @@ def _make_item_caller(
         )
     attempts: ThreadAttempts | ProcessAttempts
     if pool.is_local:
-        attempts = ThreadAttempts(here, step._is_async)
+        attempts = ThreadAttempts(run_item, step._is_async)
     else:
         attempts = ProcessAttempts(step, engine, unpack, step._bound)
+    # A process that dies before its claim leaves no attempt in the log: such losses have their own limit.
     max_tries = step._options.policy.max_attempts + MAX_LOST_ITEMS
     remote = RemoteExecutor(pool, attempts, max_tries, engine.lease_s)
     run_attempt = remote.run_attempt_async if step._is_async else remote.run_attempt
@@ -126,13 +128,14 @@ def _provider_of_item(step: AnyStep, unpack: Callable[[Any], Any], item: Any) ->
     try:
         args, kwargs = unpack(item)
         return step._options.provider_of((*step._bound, *args), kwargs) or step.name
-    except Exception:  # noqa: BLE001
+    except Exception:  # noqa: BLE001 - the call raises the same error as the result of this item
         return step.name
 
 
 def _run_item(step: AnyStep, unpack: Callable[[Any], Any], item: MapItem, notes: ItemNotes) -> Any:
     """Make one attempt of an item; do not wait for a retry that is due later."""
     args, kwargs = unpack(item.value)
+    # A later attempt of the item must have the key of the first, even if the function changed its arguments.
     if item.key:
         args, kwargs = _recall_arguments(step, item.key, args, kwargs)
     call = step._prepare_call(args, kwargs)
@@ -148,6 +151,7 @@ def _run_item(step: AnyStep, unpack: Callable[[Any], Any], item: MapItem, notes:
             notes.record_failure(record, failure)
         return record
 
+    # No inline waits: the job calls other items until this one is due again.
     call.plan = call.plan.copy_with(inline_wait_s=0.0, describe=describe_and_note)
     return (step._call_async if step._is_async else step._call_sync)(args, kwargs, None, call)
 

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from oncemore.steps.ops import AttemptTerms, ReconcileAnswer
     from oncemore.steps.plan import StepPlan
 
-#: States in which a run has ended: the next call of its key begins a new run, or returns the stored outcome.
+#: The states of an ended run: the next call of its key begins a new run, or returns the stored outcome.
 FINAL_STATES = ("COMPLETE", "HARD_FAIL")
-#: Why a run is held whose artifact no longer has the bytes that were recorded.
+#: Why a run is held: its artifact no longer has the recorded bytes.
 CHECKSUM_MISMATCH = "checksum_mismatch"
 #: How much later than its latest start an attempt may begin, in seconds: timers end a little late.
 START_TOLERANCE_S = 1.0
@@ -60,7 +60,7 @@ _BUDGET_DEBT = _POSITIONS["budget_debt"]
 
 
 def begin_attempt(run: RunRecord, effect: Effect, worker: str, now: float) -> RunRecord:
-    """Return a run whose next attempt has started: counted, under a new fence, no longer held."""
+    """Return the run with its next attempt started: counted, under a new fence, no longer held."""
     # By position, here and below: the names of `_replace(name=value)` are half of the cost.
     values: list[Any] = list(run)
     values[_STATE], values[_EFFECT], values[_WORKER], values[_STARTED_AT] = "RUNNING", effect, worker, now
@@ -74,7 +74,7 @@ def begin_attempt(run: RunRecord, effect: Effect, worker: str, now: float) -> Ru
 
 
 def end_attempt(run: RunRecord, state: State, reason: str, **changes: Any) -> RunRecord:
-    """Return a run whose attempt has ended: it belongs to no worker and is not held."""
+    """Return the run with its attempt ended: it belongs to no worker and is not held."""
     values: list[Any] = list(run)
     values[_STATE], values[_REASON], values[_WORKER], values[_HELD_FOR] = state, reason, "", ""
     for name in changes:
@@ -86,7 +86,7 @@ def end_attempt(run: RunRecord, state: State, reason: str, **changes: Any) -> Ru
 
 
 def end_if_complete(plan: StepPlan, call: PreparedCall, head: LoadedHead) -> EndCall | None:
-    """Return the end of a call whose result was read with the head; None if more is needed.
+    """Return the end of the call if its result was read with the head; None if more is needed.
 
     Most repeated calls end here, before a script is made: this is the fast path of a duplicate call.
     """
@@ -115,7 +115,7 @@ def end_from_last_entry(plan: StepPlan, head: LoadedHead) -> EndCall | None:
 
 
 def check_same_arguments(plan: StepPlan, call: PreparedCall, run: RunRecord | None) -> Exception | None:
-    """Return the `KeyConflict` for a call whose key belongs to other arguments; None if there is none."""
+    """Return the `KeyConflict` if the key belongs to other arguments; None otherwise."""
     # An imported key may have no record of its arguments.
     if run is None or not call.input_hash or run.input_hash in (call.input_hash, ""):
         return None
@@ -123,7 +123,7 @@ def check_same_arguments(plan: StepPlan, call: PreparedCall, run: RunRecord | No
 
 
 def allow_new_run(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: float) -> LoadedHead | EndCall:
-    """Return the head to claim, or the end of a call whose deadline has passed already."""
+    """Return the head to claim, or the end of the call if its deadline has passed already."""
     if call.deadline and now >= call.deadline:
         return EndCall(None, refusals.deadline_exceeded(plan, call))
     return head
@@ -135,7 +135,7 @@ def step_names(plan: StepPlan, run: RunRecord | None) -> tuple[str, ...]:
 
 
 def approval_entity(plan: StepPlan, head: LoadedHead) -> str:
-    """Return the entity whose approval the attempt needs; empty if it needs none.
+    """Return the entity that must be approved for the attempt; empty if it needs no approval.
 
     A run that is held for an approval needs it even if the step no longer requires one.
     """
@@ -368,7 +368,7 @@ def build_reconciled(
     now: float,
     error: dict[str, Any] | None = None,
 ) -> RecordChange:
-    """Return the run after `reconcile` or an operator has said what became of a `once` attempt."""
+    """Return the run after `reconcile` or an operator has answered about a lost `once` attempt."""
     run, error = head.record, error or refusals.LOST["lease_expired"]
     if answer.outcome == "applied":
         after = end_attempt(run, "COMPLETE", "reconciled", commit_version=head.version + 1)
