@@ -106,8 +106,8 @@ class RestoredCopyCheck:
             self.read_notice(self._engine.store)
         if self.notice:
             raise RestoredCopy(
-                f"{self._engine.url} is a copy: {self.notice}. What was done since it was made would be done "
-                "twice; check the runs in doubt (oncemore restore), then acknowledge the copy: oncemore "
+                f"{self._engine.url} is a copy: {self.notice}. Work done since the copy was made would be "
+                "done twice; check the runs in doubt (oncemore restore), then acknowledge the copy: oncemore "
                 "restore --acknowledge, or engine.acknowledge(reason=…)"
             )
 

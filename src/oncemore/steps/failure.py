@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 UNKNOWN = ReconcileAnswer("unknown")
 
 
-def record_failure(plan: StepPlan, done: AttemptOutcome, now: float) -> Script:
+def record_failure(plan: StepPlan, outcome: AttemptOutcome, now: float) -> Script:
     """Append a failed or interrupted attempt; return the end, None to continue, or CONFLICT."""
-    if isinstance(done.error, Exception):
-        return (yield from _fail_attempt(plan, done, done.error, now))
-    saved = yield from close_interrupted(plan, done, now)
+    if isinstance(outcome.error, Exception):
+        return (yield from _fail_attempt(plan, outcome, outcome.error, now))
+    saved = yield from close_interrupted(plan, outcome, now)
     # Ctrl-C and cancellation are raised again once the run is closed.
-    return CONFLICT if saved is None else EndCall(None, done.error)
+    return CONFLICT if saved is None else EndCall(None, outcome.error)
 
 
-def _fail_attempt(plan: StepPlan, done: AttemptOutcome, error: Exception, now: float) -> Script:
+def _fail_attempt(plan: StepPlan, outcome: AttemptOutcome, error: Exception, now: float) -> Script:
     """Classify the error, decide, and append both; return the end, None to continue, or CONFLICT."""
-    head, run = done.head, done.head.record
+    head, run = outcome.head, outcome.head.record
     decision = transitions.decide_failure(plan, run, error, now)
     failure = decision.situation.failure
     described = plan.describe(error, failure)
@@ -64,9 +64,11 @@ def _fail_attempt(plan: StepPlan, done: AttemptOutcome, error: Exception, now: f
         change = transitions.build_reconciled(plan, head, answer, OUTCOME_UNKNOWN, now, described)
     else:
         change = transitions.build_failure(plan, head, described, decision, now)
-    if remarks or head is not done.head:
+    if remarks or head is not outcome.head:
         change = change._replace(before=run, body={**change.body, **remarks})
-    saved = yield from cooldown_step.append_to_run(plan, done.head, change, events=done.evidence, also=also)
+    saved = yield from cooldown_step.append_to_run(
+        plan, outcome.head, change, events=outcome.evidence, also=also
+    )
     if saved is None:
         yield from budget_step.refund_payment(payment)
         return CONFLICT
@@ -84,21 +86,23 @@ def _fail_attempt(plan: StepPlan, done: AttemptOutcome, error: Exception, now: f
 # An attempt that ended without an outcome -----------------------------------------------------------
 
 
-def close_interrupted(plan: StepPlan, done: AttemptOutcome, now: float) -> Script:
+def close_interrupted(plan: StepPlan, outcome: AttemptOutcome, now: float) -> Script:
     """Close the caller's own attempt after Ctrl-C or a cancellation; return the new head or None."""
-    run = done.head.record
-    breaker_writes = yield from breaker_step.release_writes(plan, done.head, now)
-    if done.begun:
+    run = outcome.head.record
+    breaker_writes = yield from breaker_step.release_writes(plan, outcome.head, now)
+    if outcome.begun:
         return (
             yield from close_lost_attempt(
-                plan, done.head, "interrupted", now, may_ask=False, evidence=done.evidence,
+                plan, outcome.head, "interrupted", now, may_ask=False, evidence=outcome.evidence,
                 also=breaker_writes,
             )
         )  # fmt: skip
     # The function was never called, so the attempt does not count.
     closing, error = close_run(run, "released", now), refusals.LOST["released"]
-    change = transitions.build_closing(plan, done.head, closing, error, attempt_count=run.attempt_count - 1)
-    return (yield from cooldown_step.append_to_run(plan, done.head, change, also=breaker_writes))
+    change = transitions.build_closing(
+        plan, outcome.head, closing, error, attempt_count=run.attempt_count - 1
+    )
+    return (yield from cooldown_step.append_to_run(plan, outcome.head, change, also=breaker_writes))
 
 
 def release_claim(plan: StepPlan, head: LoadedHead, now: float) -> Script:

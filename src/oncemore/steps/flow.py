@@ -79,34 +79,34 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
             return (yield from _end_without_attempt(plan, ready))
         # Operators: a switch or a missing approval stops the attempt.
         approved, names = transitions.approval_entity(plan, ready), transitions.step_names(plan, ready.record)
-        asked = (names, call.tenant, approved, plan.obeys_switches, plan.pipeline)
-        permission = yield make(AskPermission, asked)
-        refused: Any = None
+        request = (names, call.tenant, approved, plan.obeys_switches, plan.pipeline)
+        permission = yield make(AskPermission, request)
+        refusal: Any = None
         if permission.stop or approved:
-            refused = yield from admission.check_permission(plan, call, ready, permission, now)
+            refusal = yield from admission.check_permission(plan, call, ready, permission, now)
         # The worker that makes the attempt, and the limits that may defer it.
-        if refused is None:
+        if refusal is None:
             continued = None if ready.record is None else ready
             terms = yield make(ReserveWorker, (plan.policy_name, plan.policy, plan.policy_source, continued))
             breaker_pass: Any = None
             if plan.artifact or plan.breaker is not None or plan.rate is not None:
-                passed = yield from _pass_limits(plan, call, terms, ready, now)
-                if passed is None:
+                limits = yield from _pass_limits(plan, call, terms, ready, now)
+                if limits is None:
                     step_plan = _with_stored_failure(step_plan)
                     continue
-                breaker_pass, now, refused = passed
+                breaker_pass, now, refusal = limits
         # The claim is also the INTENT: counted before the attempt runs, under a new fence.
         guards = permission.guards
-        if refused is None:
+        if refusal is None:
             claim = transitions.build_claim(
                 plan, call, terms, ready.record, now, approval=permission.approval, step_plan=step_plan
             )
             if plan.cooldown is not None:
-                guards, refused = yield from cooldown_step.guard_claim(plan.cooldown, ready, claim, guards)
-        if refused is not None:
+                guards, refusal = yield from cooldown_step.guard_claim(plan.cooldown, ready, claim, guards)
+        if refusal is not None:
             # A guessed head may hide a finished run: its value is returned, and the call not refused.
-            if refused is not CONFLICT and not is_guess:
-                return (yield from _end_without_attempt(plan, refused))
+            if refusal is not CONFLICT and not is_guess:
+                return (yield from _end_without_attempt(plan, refusal))
             is_guess = False
             continue
         if breaker_pass is None:
@@ -119,11 +119,11 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
         if claimed is None or type(claimed) is VoidClaim:
             continue
         # The attempt, and its outcome: COMMIT, or a failure with the decision about it.
-        done = yield make(RunAttempt, (claimed, *transitions.attempt_limit(plan, claimed.record, now)))
+        outcome = yield make(RunAttempt, (claimed, *transitions.attempt_limit(plan, claimed.record, now)))
         now = yield NOW
-        ended = yield from record_outcome(plan, done, now)
-        if ended is not None:
-            return ended
+        end = yield from record_outcome(plan, outcome, now)
+        if end is not None:
+            return end
         step_plan = cooldown_step.mark_executed(_with_stored_failure(step_plan))
 
 
@@ -172,68 +172,69 @@ def _pass_limits(
 # The outcome of an attempt --------------------------------------------------------------------------
 
 
-def record_outcome(plan: StepPlan, done: AttemptOutcome, now: float) -> Script:
+def record_outcome(plan: StepPlan, outcome: AttemptOutcome, now: float) -> Script:
     """Append the outcome of an attempt; return the call's end, or None if the call continues."""
     while True:
-        ended = yield from (commit_result if done.error is None else failure.record_failure)(plan, done, now)
-        if ended is not CONFLICT:
-            return ended
-        head = yield LoadHead(done.head.entity)
-        if head.record.state != "RUNNING" or head.record.fence != done.head.record.fence:
+        record = commit_result if outcome.error is None else failure.record_failure
+        end = yield from record(plan, outcome, now)
+        if end is not CONFLICT:
+            return end
+        head = yield LoadHead(outcome.head.entity)
+        if head.record.state != "RUNNING" or head.record.fence != outcome.head.record.fence:
             break
         # The attempt still holds the run: its own checkpoint, with a lost acknowledgement, moved the head.
-        done = done._replace(head=head)
+        outcome = outcome._replace(head=head)
     # Another attempt took the run over. A `once` effect may have happened twice, so the caller must know.
-    if done.error is None and plan.effect == "once":
-        return EndCall(None, refusals.lease_lost(plan, done.head))
+    if outcome.error is None and plan.effect == "once":
+        return EndCall(None, refusals.lease_lost(plan, outcome.head))
     # For every other effect the recorded outcome is the right one: the caller reads it.
-    if done.error is None or isinstance(done.error, Exception):
+    if outcome.error is None or isinstance(outcome.error, Exception):
         return None
-    return EndCall(None, done.error)
+    return EndCall(None, outcome.error)
 
 
-def commit_result(plan: StepPlan, done: AttemptOutcome, now: float) -> Script:
+def commit_result(plan: StepPlan, outcome: AttemptOutcome, now: float) -> Script:
     """Append the result; return the end of the call, or CONFLICT.
 
     A value that cannot be encoded fails a `pure` step. Any other effect has happened, so its run is COMPLETE
     without a value: running it again would do it twice.
     """
     # An earlier attempt committed in the user's database and lost its record here: its marker has the body.
-    if done.applied is not None:
-        return (yield from _append_commit(plan, done, *done.applied, now))
-    head = done.head
+    if outcome.applied is not None:
+        return (yield from _append_commit(plan, outcome, *outcome.applied, now))
+    head = outcome.head
     lost: ResultUnavailable | None = None
     try:
-        is_plain = plan.stores_plain and is_plain_result(done.value)
-        body = {"result": done.value if is_plain else plan.encode(done.value)}
+        is_plain = plan.stores_plain and is_plain_result(outcome.value)
+        body = {"result": outcome.value if is_plain else plan.encode(outcome.value)}
     except Exception as fault:  # noqa: BLE001 - encoders of user types may raise anything
-        lost = refusals.result_not_encodable(plan, head, fault, done.value)
+        lost = refusals.result_not_encodable(plan, head, fault, outcome.value)
         if plan.effect == "pure":
             return (yield from _fail_without_result(plan, head, lost, now))
         body = {"result_unavailable": str(lost)}
-    events = done.events
+    events = outcome.events
     if lost is None and plan.is_large(body["result"]):
         body, events = yield from _spill_large_result(head, body, events)
-    if done.artifacts:
-        body["artifacts"] = done.artifacts
-    if done.mark is not None:
+    if outcome.artifacts:
+        body["artifacts"] = outcome.artifacts
+    if outcome.mark is not None:
         # The user's transaction commits first, with our marker in it. A crash after it is settled from there.
-        finished = yield CommitTransaction(head, done.mark, body, events)
-        if finished.error is not None:
-            return (yield from failure.record_failure(plan, done._replace(error=finished.error), now))
-    return (yield from _append_commit(plan, done, body, events, now, lost))
+        transaction = yield CommitTransaction(head, outcome.mark, body, events)
+        if transaction.error is not None:
+            return (yield from failure.record_failure(plan, outcome._replace(error=transaction.error), now))
+    return (yield from _append_commit(plan, outcome, body, events, now, lost))
 
 
 def _append_commit(
     plan: StepPlan,
-    done: AttemptOutcome,
+    outcome: AttemptOutcome,
     body: dict[str, Any],
     events: Any,
     now: float,
     lost: Exception | None = None,
 ) -> Script:
     """Append COMMIT with its events, and the breaker's and the resource's record where there are such."""
-    head = done.head
+    head = outcome.head
     body["duration_s"] = round(now - head.record.started_at, 6)
     change = transitions.build_commit(head, body)
     other: tuple[Any, ...] = ()
@@ -241,12 +242,12 @@ def _append_commit(
         other = yield from breaker_step.success_writes(plan, head, now)
     if plan.cooldown is not None:
         other = (*other, *(yield from cooldown_step.resource_writes(plan.cooldown, head, change, events)))
-    saved = yield AppendChange(head, change, True, events, done.joined_write, other)
+    saved = yield AppendChange(head, change, True, events, outcome.joined_write, other)
     if saved is None:
         return CONFLICT
     # The user's `on_commit` write failed and rolled the entry back: that is a failed attempt.
     if type(saved) is JoinedWriteFailed:
-        return (yield from failure.record_failure(plan, done._replace(error=saved.__cause__), now))
+        return (yield from failure.record_failure(plan, outcome._replace(error=saved.__cause__), now))
     if plan.budget is not None:
         yield EarnBudget(plan.budget)
     if lost is not None:

@@ -359,7 +359,7 @@ def build_outcome(
     if attempt.head.record.effect == "transactional" and not has_write:
         refusal = UsageError(
             f"{attempt.step} is transactional and used neither current().transaction(connection) nor "
-            "current().on_commit(write): what it wrote, if it did, was not one with its record"
+            "current().on_commit(write): rows that it wrote were not committed together with its record"
         )
         return AttemptOutcome(attempt.head, None, refusal)
     if attempt.artifacts or has_write:

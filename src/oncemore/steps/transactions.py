@@ -197,8 +197,8 @@ class AppliedMark:
         # A COMMIT inside the function would have stored the user's rows without the marker.
         if not database.in_transaction():
             raise UsageError(
-                f"{step}: the transaction was ended inside the step; leave COMMIT and ROLLBACK to it, or "
-                "its rows and the mark are not one"
+                f"{step}: the transaction was ended inside the step; leave COMMIT and ROLLBACK to the "
+                "step, which commits its rows together with the record that they are written"
             )
         try:
             values = (commit_record, step, self._key, self._fence)
