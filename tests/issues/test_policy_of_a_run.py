@@ -161,7 +161,7 @@ def test_a_policy_is_recorded_once_per_store_whoever_is_first(tmp_path: Path) ->
         one.policies.record_policy(one, policy_name(STANDARD), STANDARD)
         fresh = oncemore.open(tmp_path / "log.db")
         assert fresh.policies.find_policy(fresh, policy_name(STANDARD)) == STANDARD
-        with fresh, pytest.raises(oncemore.StoreError, match="its digest is not its name"):
+        with fresh, pytest.raises(oncemore.StoreError, match="its digest does not match its name"):
             fresh.policies.find_policy(fresh, name)
 
 
