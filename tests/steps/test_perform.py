@@ -292,6 +292,8 @@ def test_after_a_cut_nothing_is_waited_for() -> None:
         seen = load_head(job.store, "run/x")
         assert reconcile.ask_reconcile(job, ops.AskReconcile(seen)).outcome == "unknown"
         assert asyncio.run(reconcile.ask_reconcile_async(job, ops.AskReconcile(seen))).outcome == "unknown"
+        checked = asyncio.run(operations.check_artifact_async(job, ops.CheckArtifact("run/x", "cfg", "none")))
+        assert checked.state == "missing"
         assert not perform.run_attempt(job, ops.RunAttempt(seen)).begun
         assert not asyncio.run(perform.run_attempt_async(job, ops.RunAttempt(seen))).begun
         for wait in (operations.sleep_seconds, operations.watch_entity):

@@ -225,3 +225,16 @@ def test_who_comes_second_takes_what_the_first_has_opened() -> None:
     engine.leases._lock = Meanwhile(lambda: setattr(engine.leases, "current", me))  # type: ignore[assignment]
     assert engine.leases.current_identity() is me
     other.close()
+
+
+def test_the_heartbeat_of_an_engine_that_was_dropped_renews_nothing() -> None:
+    engine = oncemore.open("memory:")
+    leases, checked = engine.leases, []
+    leases._after_renewal = checked.append
+    leases.renew_leases()
+    assert checked == [engine]
+    del engine
+    checked.clear()
+    gc.collect()
+    leases.renew_leases()
+    assert checked == []

@@ -15,8 +15,8 @@ input ends, children that are left are killed, each by its number.
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import gc
+import importlib
 import json
 import os
 import signal

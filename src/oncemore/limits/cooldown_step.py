@@ -172,10 +172,9 @@ def _build_refusal(cooling: CooldownCall, resource: ResourceRecord, reason: str)
 
 def end_deferred(cooling: CooldownCall, run_head: LoadedHead) -> Script:
     """Return the end of a call whose provider asks for a longer wait than the policy allows."""
+    # The write that has just been stored carried the record of the resource.
     head = yield LoadHead(cooling.entity, ResourceRecord)
-    until = run_head.record.not_before
-    if head.record is not None:
-        until = max(until, head.record.next_eligible_attempt_at)
+    until = max(run_head.record.not_before, head.record.next_eligible_attempt_at)
     return EndCall(None, refusals.resource_deferred(cooling.step, cooling.resource, until))
 
 

@@ -11,7 +11,15 @@ import pytest
 
 import oncemore
 from oncemore.artifacts.store import ChildArtifactWriter
-from oncemore.errors import CoolingDown, Deferred, PermanentFailure, Quarantined, RetriesExhausted, UsageError
+from oncemore.errors import (
+    CoolingDown,
+    Deferred,
+    PermanentError,
+    PermanentFailure,
+    Quarantined,
+    RetriesExhausted,
+    UsageError,
+)
 from oncemore.log.memory import MemoryStore
 from oncemore.steps.engine import Engine
 from oncemore.testing import FakeClock
@@ -612,3 +620,15 @@ def test_large_results_and_artifacts_have_their_own_fingerprints(
     import hashlib
 
     assert prints["file"] == f"sha256:{hashlib.sha256(b'spectrum').hexdigest()}"
+
+
+def test_a_call_does_not_wait_for_its_rate_if_its_resource_is_cooling_down(
+    engine: oncemore.Engine, clock: FakeClock
+) -> None:
+    source = Source(PermanentError("gone"), 1)
+    fetch, _ = fetching(source, rate="1/min")
+    with pytest.raises(oncemore.Error):
+        fetch("p")
+    with pytest.raises(CoolingDown):
+        fetch("p", bucket=1)
+    assert (clock.delays, source.asked) == ([], 1)

@@ -214,3 +214,9 @@ def test_a_script_that_is_closed_in_the_middle_awaits_nothing_more() -> None:
     coroutine.send(None)
     coroutine.close()
     assert undone == []
+    Line.begin = lambda self: iter(())  # type: ignore[method-assign, assignment]
+    Line.in_transaction = lambda self: False  # type: ignore[method-assign]
+    coroutine = run_script_async(mark.begin_attempt(), transactions.DATABASE_OPERATIONS)
+    coroutine.send(None)
+    coroutine.close()
+    assert undone == []
