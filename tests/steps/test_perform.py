@@ -294,6 +294,8 @@ def test_after_a_cut_nothing_is_waited_for() -> None:
         assert asyncio.run(reconcile.ask_reconcile_async(job, ops.AskReconcile(seen))).outcome == "unknown"
         checked = asyncio.run(operations.check_artifact_async(job, ops.CheckArtifact("run/x", "cfg", "none")))
         assert checked.state == "missing"
+        lost = ops.FetchResult({"ref": "artifact/x", "digest": "0" * 64, "size": 1})
+        assert isinstance(asyncio.run(operations.fetch_result_async(job, lost)), Exception)
         assert not perform.run_attempt(job, ops.RunAttempt(seen)).begun
         assert not asyncio.run(perform.run_attempt_async(job, ops.RunAttempt(seen))).begun
         for wait in (operations.sleep_seconds, operations.watch_entity):
