@@ -60,22 +60,15 @@ def row_to_head(row: tuple[Any, ...]) -> Head:
 
 def row_to_entry(row: tuple[Any, ...]) -> Entry:
     """Return the entry in a row of `SELECT_ENTRIES`."""
-    seq, entity, version, _, own_hash, header, body, stored_digest, prev = row
+    seq, entity, body, stored_digest = row[0], row[1], row[6], row[7]
     try:
         # The digest is stored only once the body is pruned.
         body_digest = hash_bytes(body) if body is not None else stored_digest
     except TypeError:
         raise StoreError(f"entry {seq} ({entity}) was altered: its body is not made of bytes") from None
-    return Entry(
-        seq=seq,
-        entity=entity,
-        version=version,
-        prev=prev or NOWHERE,
-        hash=own_hash,
-        header=header,
-        body=body,
-        body_digest=body_digest,
-    )
+    # The row has the fields of `Entry` in their order. `make` costs a third of keywords, and a scan of the
+    # whole log passes here once per entry: 2 µs instead of 5.
+    return make(Entry, (*row[:3], row[8] or NOWHERE, *row[4:7], body_digest))
 
 
 def read_head_rows(query: HeadQuery, read: Read) -> list[tuple[Any, ...]]:
