@@ -94,7 +94,8 @@ PURE_FILES = {
 PURE_IMPORTS = {
     *("__future__", "bisect", "collections", "functools", "hashlib", "itertools", "json", "math"),
     *("operator", "re", "string", "types", "unicodedata"),
-    *("_collections", "_sha2", "_sha256"),  # the light inner parts of collections and hashlib
+    # The light inner parts of collections, hashlib and operator.
+    *("_collections", "_operator", "_sha2", "_sha256"),
 }
 PURE_OURS = {"oncemore.errors"}
 
