@@ -409,7 +409,7 @@ def test_a_payment_that_was_not_written_gives_its_token_back(
 
 def test_a_cancelled_call_that_has_committed_earns_without_awaiting(engine: oncemore.Engine) -> None:
     bucket = oncemore.Budget(2, 1, name="api", shared=True)
-    bucket_taken = run_limit_script(bucket.pay_script(1))
+    bucket_taken = run_limit_script(bucket._pay_script(1))
     assert bucket_taken is None
     tasks: list[Any] = []
 

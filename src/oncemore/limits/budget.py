@@ -84,13 +84,13 @@ class TokenBucket:
         """The entity of a shared budget in the log; empty for a budget in memory."""
         return ""
 
-    def pay_script(self, cost: float) -> Generator[Any, Any, float | None]:
+    def _pay_script(self, cost: float) -> Generator[Any, Any, float | None]:
         """Take tokens like `take_tokens`, as a generator: a shared budget writes to the store."""
         # Nothing to store here, but the driver expects a generator.
         yield from ()
         return self.take_tokens(cost)
 
-    def earn_script(self) -> Generator[Any, Any, None]:
+    def _earn_script(self) -> Generator[Any, Any, None]:
         """Earn tokens like `earn_tokens`, as a generator."""
         yield from ()
         self.earn_tokens()

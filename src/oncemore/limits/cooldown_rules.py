@@ -306,25 +306,27 @@ class Cooldown(FrozenRecord):
             base_s=base_s, cap_s=cap_s, multiplier=multiplier, overrides=checked, resource=resource
         )
 
-    def schedule_for(
-        self, provider: str = "", by_policy: Mapping[str, CooldownSchedule] | None = None
-    ) -> CooldownSchedule:
-        """Return the schedule for a provider: its override, else the option, else the policy."""
-        schedules = by_policy or {}
-        # The policy's schedule under "" is for all providers without one of their own.
-        default = schedules.get(provider, schedules.get("", CooldownSchedule()))
-        own = {"base_s": self.base_s, "multiplier": self.multiplier, "cap_s": self.cap_s}
-        numbers = {name: float(value) for name, value in own.items() if value is not None}
-        return default._replace(**{**numbers, **self.overrides.get(provider, {})})
-
-    def resource_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Return the name of the resource that a call requests; empty if there is none."""
-        name = self.resource(*args, **kwargs) if callable(self.resource) else self.resource
-        return "" if name is None or name == "" else resource_name(str(name))
-
     def __hash__(self) -> int:
         # Without the overrides: a dict has no hash.
         return hash((self.base_s, self.cap_s, self.multiplier, self.resource))
+
+
+def schedule_for(
+    cooldown: Cooldown, provider: str = "", by_policy: Mapping[str, CooldownSchedule] | None = None
+) -> CooldownSchedule:
+    """Return the schedule for a provider: its override, else the option, else the policy."""
+    schedules = by_policy or {}
+    # The policy's schedule under "" is for all providers without one of their own.
+    default = schedules.get(provider, schedules.get("", CooldownSchedule()))
+    own = {"base_s": cooldown.base_s, "multiplier": cooldown.multiplier, "cap_s": cooldown.cap_s}
+    numbers = {name: float(value) for name, value in own.items() if value is not None}
+    return default._replace(**{**numbers, **cooldown.overrides.get(provider, {})})
+
+
+def resource_of(cooldown: Cooldown, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Return the name of the resource that a call requests; empty if there is none."""
+    name = cooldown.resource(*args, **kwargs) if callable(cooldown.resource) else cooldown.resource
+    return "" if name is None or name == "" else resource_name(str(name))
 
 
 def _check_numbers(lead: str, numbers: dict[str, Any]) -> dict[str, float]:

@@ -243,13 +243,13 @@ class Budget(Plain):
 
         return PREFIX + self.name
 
-    def pay_script(self, cost: float) -> Script[float | None]:
+    def _pay_script(self, cost: float) -> Script[float | None]:
         """Take tokens from the store if it is shared; from memory if the store is down."""
         spend = lambda tokens: tokens - cost if tokens >= cost else None  # noqa: E731
         short: float | None = yield from self._run_on_store(spend, self.take_tokens, cost)
         return short
 
-    def earn_script(self) -> Script[None]:
+    def _earn_script(self) -> Script[None]:
         """Add the tokens of one success; write them to a store in batches."""
         if self._find is None:
             return self.earn_tokens()

@@ -164,7 +164,7 @@ def run_attempts(
             yield from breaker_call.record_success()
         if error is None and (plan.until is None or plan.until(value)):
             if budget is not None:
-                yield from budget.earn_script()
+                yield from budget._earn_script()  # noqa: SLF001 - for this loop, not for users
             if plan.witness is not None:
                 plan.witness.record_end(number, wall + (clock.monotonic() - start), None)
             yield make(CallOutcome, outcome)
@@ -282,7 +282,7 @@ def _pay_budget(budget: TokenBucket, decision: Decision, ends: float | None) -> 
     policy, situation = decision.policy, decision.situation
     pause = policy.max_delay_s or 1.0
     for _ in range(MOST_WAITS):
-        tokens = yield from budget.pay_script(policy.retry_cost)
+        tokens = yield from budget._pay_script(policy.retry_cost)  # noqa: SLF001 - as above
         if tokens is None:
             return decision
         # A wait that ends after the deadline would be in vain.

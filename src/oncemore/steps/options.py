@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from oncemore.artifacts.artifact import check_name
 from oncemore.config import POLICY_REQUIRED
 from oncemore.errors import UsageError
-from oncemore.limits.cooldown_rules import Cooldown
+from oncemore.limits.cooldown_rules import Cooldown, resource_of, schedule_for
 from oncemore.limits.cooldown_step import CooldownCall
 from oncemore.limits.declarations import resolve_breaker, resolve_rate
 from oncemore.limits.shared_breaker import breaker_entity
@@ -156,7 +156,7 @@ class StepOptions:
             return None
         provider = self.provider_of(args, kwargs)
         try:
-            resource = self.cooldown.resource_of(args, kwargs)
+            resource = resource_of(self.cooldown, args, kwargs)
         except UsageError:
             raise
         except Exception as fault:
@@ -164,7 +164,7 @@ class StepOptions:
             raise UsageError(f"resource= of the cooldown of {self.name} failed: {text}") from fault
         if not resource:
             return None
-        schedule = self.cooldown.schedule_for(provider, self._schedules)
+        schedule = schedule_for(self.cooldown, provider, self._schedules)
         fingerprint = partial(_error_fingerprint, provider, self.name)
         return CooldownCall(resource, self.name, provider, schedule, fingerprint)
 

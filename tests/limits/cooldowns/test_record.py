@@ -24,6 +24,8 @@ from oncemore.limits.cooldown_rules import (
     check_record,
     derive_state,
     import_record,
+    resource_of,
+    schedule_for,
     skip_reason,
 )
 
@@ -227,15 +229,15 @@ def test_the_state_follows_from_the_other_fields_whatever_happens() -> None:
 @pytest.mark.req("COOL-7")
 def test_a_provider_may_have_numbers_of_its_own() -> None:
     made = oncemore.Cooldown("p", base_s=10, overrides={"eso": {"base_s": 900, "cap_s": 1000}})
-    assert made.schedule_for("mast") == CooldownSchedule(10.0, 2.0, 86_400.0)
-    assert made.schedule_for("eso") == CooldownSchedule(900.0, 2.0, 1000.0)
+    assert schedule_for(made, "mast") == CooldownSchedule(10.0, 2.0, 86_400.0)
+    assert schedule_for(made, "eso") == CooldownSchedule(900.0, 2.0, 1000.0)
     by_policy = {"": CooldownSchedule(1.0, 3.0, 50.0), "cfa": CooldownSchedule(7.0)}
     plain = oncemore.Cooldown("p")
-    assert (plain.schedule_for("x", by_policy), plain.schedule_for("cfa", by_policy)) == (
+    assert (schedule_for(plain, "x", by_policy), schedule_for(plain, "cfa", by_policy)) == (
         by_policy[""],
         by_policy["cfa"],
     )
-    assert plain.schedule_for() == CooldownSchedule(300.0, 2.0, 86_400.0)
+    assert schedule_for(plain) == CooldownSchedule(300.0, 2.0, 86_400.0)
     assert hash(made) == hash(oncemore.Cooldown("p", base_s=10, overrides={"eso": {}}))
 
 
@@ -262,10 +264,10 @@ def test_what_makes_no_sense_is_refused_at_birth(told: dict[str, Any], says: str
 def test_what_a_call_asks_for_is_a_text_or_nothing() -> None:
     by_call = oncemore.Cooldown(lambda product, **more: product)
     assert (
-        by_call.resource_of(("p",), {"x": 1}),
-        by_call.resource_of((None,), {}),
-        by_call.resource_of(("",), {}),
+        resource_of(by_call, ("p",), {"x": 1}),
+        resource_of(by_call, (None,), {}),
+        resource_of(by_call, ("",), {}),
     ) == ("p", "", "")
-    assert oncemore.Cooldown("the station").resource_of((1, 2), {}) == "the station"
+    assert resource_of(oncemore.Cooldown("the station"), (1, 2), {}) == "the station"
     with pytest.raises(UsageError, match="failures is 0"):
         REST.delay_s(0)
