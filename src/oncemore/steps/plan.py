@@ -49,6 +49,13 @@ class StepRate(NamedTuple):
     limit: RateLimit
 
 
+class StepQueue(NamedTuple):
+    """The queue of a step: its name, and how many attempts of it may run at once."""
+
+    name: str
+    concurrency: int
+
+
 class StepBudget(NamedTuple):
     """The retry budget of a step.
 
@@ -105,6 +112,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     obeys_switches     whether switches stop the step; False for the steps that turn switches
     pipeline           the pipeline of the step; empty if there is none
     breaker, rate, budget   the limits of its provider and of its retries, if there are any
+    queue              the queue of the step, if there is one
     cooldown           the resource of this call and its cooldown, if there is one
     lease              length and heartbeat interval of its runs' lease, where a policy sets them
     policy_source      the address of the policy's file; empty for a policy made in code
@@ -140,6 +148,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     policy_name: str = ""
     policy_source: str = ""
     quarantines: bool = False
+    queue: StepQueue | None = None
     rate: StepRate | None = None
     recall_arguments: Callable[[dict[str, Any], tuple[Any, ...], dict[str, Any]], Arguments] | None = None
     reconcile: Callable[..., Any] | None = None
@@ -199,6 +208,7 @@ def build_plan(options: StepOptions, engine: Engine) -> StepPlan:
         pipeline=options.pipeline,
         breaker=options.fixed_breaker,
         budget=options.retry_budget,
+        queue=options.queue,
         lease=options.lease,
     )
 
