@@ -19,26 +19,26 @@ import random
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from oncemore.limits.queue_rules import MAX_CONCURRENCY, QueueSlot
 from oncemore.log.entry_codec import decode_head
 from oncemore.log.group_commit import InterruptShield
-from oncemore.log.record import NOWHERE, LoadedHead, QueueSlot, RecordChange
+from oncemore.log.record import NOWHERE, LoadedHead, RecordChange, RunRecord
 from oncemore.log.store import HeadQuery
 from oncemore.steps import refusals, transitions
 from oncemore.steps.ops import AppendChange, EndCall, FindQueueSlot, WatchLog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from oncemore.log.record import RunRecord
+    from oncemore.limits.breaker_step import BreakerPass
+    from oncemore.limits.queue_rules import StepQueue
     from oncemore.log.store import Head
     from oncemore.steps.call import PreparedCall
     from oncemore.steps.engine import Engine
     from oncemore.steps.ops import AttemptTerms, Script
-    from oncemore.steps.plan import StepPlan, StepQueue
+    from oncemore.steps.plan import StepPlan
 
 PREFIX = "queue/"
-#: The largest concurrency of a queue: a full queue is checked slot by slot.
-MAX_CONCURRENCY = 1000
 #: The reason of a run that waits for a slot, and the longest time between two checks of a waiting call.
 QUEUE_FULL, RECHECK_S = "queue_full", 0.5
 #: A number after that of every slot.
@@ -95,23 +95,46 @@ def _end_waiting(
     return EndCall(None, refusals.queue_full(plan, call, now))
 
 
-def take_slot(claim: AppendChange, queue: StepQueue, slot: FreeSlot) -> AppendChange:
-    """Return a claim that also takes a slot of the queue."""
-    number = int(slot.head.entity.rpartition("/")[2])
-    run: Any = claim.change.after
-    after = QueueSlot(
-        queue=queue.name,
-        number=number,
-        limit=queue.concurrency,
-        run_entity=claim.head.entity,
-        fence=run.fence,
-    )
-    guards = dict(claim.guards)
-    # The holder may be this very run, in an earlier attempt: the claim itself compares its version.
-    if slot.holder and slot.holder != claim.head.entity:
-        guards[slot.holder] = slot.holder_version
-    change = RecordChange(_MARK, slot.head.record, after)
-    return claim._replace(also=(*claim.also, (slot.head, change)), guards=guards, late=False)
+class QueuePass(NamedTuple):
+    """The slot for the claim of an attempt, and the pass of its breaker if there is one."""
+
+    plan: StepPlan
+    slot: FreeSlot
+    breaker_pass: BreakerPass | None
+
+    def build_claim(
+        self, head: LoadedHead, change: RecordChange, now: float, guards: Mapping[str, int], *, late: bool
+    ) -> AppendChange:
+        """Return the claim of the attempt, which also takes the slot."""
+        if self.breaker_pass is None:
+            claim = AppendChange(head, change, self.plan.effect != "pure", guards=guards)
+        else:
+            claim = self.breaker_pass.build_claim(head, change, now, guards, late=late)
+        queue, run = self.plan.queue, change.after
+        assert queue is not None
+        assert type(run) is RunRecord
+        after = QueueSlot(
+            queue=queue.name,
+            number=int(self.slot.head.entity.rpartition("/")[2]),
+            limit=queue.concurrency,
+            run_entity=head.entity,
+            fence=run.fence,
+        )
+        taken = self.slot.head, RecordChange(_MARK, self.slot.head.record, after)
+        # The holder may be this very run, in an earlier attempt: the claim itself compares its version.
+        if self.slot.holder and self.slot.holder != head.entity:
+            guards = {**claim.guards, self.slot.holder: self.slot.holder_version}
+            claim = claim._replace(guards=guards)
+        # A slot may not be taken before all guards are compared.
+        return claim._replace(also=(*claim.also, taken), late=False)
+
+
+def pass_queue(plan: StepPlan, slot: FreeSlot | None, breaker_pass: BreakerPass | None) -> Script:
+    """Return the `QueuePass` of the claim; None if the slot was taken while the call waited for its rate."""
+    assert plan.queue is not None
+    if plan.rate is not None:
+        slot = yield FindQueueSlot(plan.queue)
+    return None if slot is None else QueuePass(plan, slot, breaker_pass)
 
 
 # Reading the slots ----------------------------------------------------------------------------------

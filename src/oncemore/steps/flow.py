@@ -34,7 +34,6 @@ from oncemore.steps.ops import (
     CommitTransaction,
     EarnBudget,
     EndCall,
-    FindQueueSlot,
     LoadHead,
     LoadPolicy,
     ReserveWorker,
@@ -90,13 +89,12 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
             continued = None if ready.record is None else ready
             terms = yield make(ReserveWorker, (plan.policy_name, plan.policy, plan.policy_source, continued))
             breaker_pass: Any = None
-            slot: Any = None
             if plan.artifact or not (plan.breaker is None and plan.rate is None and plan.queue is None):
                 limits = yield from _pass_limits(plan, call, terms, ready, now)
                 if limits is None:
                     step_plan = _with_stored_failure(step_plan)
                     continue
-                breaker_pass, slot, now, refusal = limits
+                breaker_pass, now, refusal = limits
         # The claim is also the INTENT: counted before the attempt runs, under a new fence.
         guards = permission.guards
         if refusal is None:
@@ -115,8 +113,6 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
             op = AppendChange(ready, claim, plan.effect != "pure", guards=guards, late=not approved)
         else:
             op = breaker_pass.build_claim(ready, claim, now, guards, late=not approved)
-        if slot is not None:
-            op = queue_step.take_slot(op, plan.queue, slot)
         claimed = yield op
         if type(claimed) is VoidClaim:
             yield from failure.release_claim(plan, claimed.head, now)
@@ -154,20 +150,21 @@ def _end_without_attempt(plan: StepPlan, end: EndCall) -> Script:
 
 
 def _pass_limits(
-    plan: StepPlan, call: PreparedCall, terms: AttemptTerms, head: LoadedHead, now: float
+    plan: StepPlan, call: PreparedCall, terms: AttemptTerms, head: LoadedHead, now: Any
 ) -> Script:
     """Check the artifact, the queue, the breaker and the rate limit.
 
-    Return the breaker's pass, the queue's slot, the time, and the end of the call if a limit ends it; or None
-    if the run was completed from its artifact, or deferred.
+    Return the pass of the breaker and the queue, the time, and the end of the call if a limit ends it; or
+    None if the run was completed from its artifact, or deferred.
     """
     if plan.artifact and (yield from admission.complete_from_artifact(plan, call, terms, head, now)):
         return None
-    breaker_pass = slot = end = None
+    breaker_pass: Any = None
+    slot = end = None
     if plan.queue is not None:
         slot = yield from queue_step.wait_for_slot(plan, call, terms, head, now)
         if slot is None or type(slot) is EndCall:
-            return slot and (None, None, now, slot)
+            return slot and (None, now, slot)
         now = yield NOW
     if plan.breaker is not None:
         breaker_pass = yield from admission.pass_breaker(plan, call, terms, head, now)
@@ -175,11 +172,13 @@ def _pass_limits(
             return None
     if plan.rate is not None:
         now, end = yield from admission.wait_for_rate(plan, call, terms, head, now)
-        if slot is not None and now is not None and end is None:
-            # The wait may have been long, and the slot taken.
-            slot = yield FindQueueSlot(plan.queue)
-            now = now if slot is not None else None
-    return None if now is None else (breaker_pass, slot, now, end)
+        if now is None:
+            return None
+    if plan.queue is not None and end is None:
+        breaker_pass = yield from queue_step.pass_queue(plan, slot, breaker_pass)
+        if breaker_pass is None:
+            return None
+    return breaker_pass, now, end
 
 
 # The outcome of an attempt --------------------------------------------------------------------------

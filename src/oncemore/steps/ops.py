@@ -40,10 +40,11 @@ if TYPE_CHECKING:
 
     from oncemore.artifacts.artifact import Artifact
     from oncemore.control.model import Approval
+    from oncemore.limits.queue_rules import StepQueue
     from oncemore.log.record import ArtifactRecord, EventRecord, RecordChange
     from oncemore.log.store import StoreTransaction
     from oncemore.policy.policy import Policy
-    from oncemore.steps.plan import StepBudget, StepQueue, StepRate
+    from oncemore.steps.plan import StepBudget, StepRate
     from oncemore.steps.transactions import AppliedMark
 
     #: A part of a call's script; a whole script returns its `EndCall`.

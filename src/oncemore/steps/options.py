@@ -15,8 +15,8 @@ from oncemore.config import POLICY_REQUIRED
 from oncemore.errors import UsageError
 from oncemore.limits.cooldown_rules import Cooldown, resource_of, schedule_for
 from oncemore.limits.cooldown_step import CooldownCall
-from oncemore.limits.queue_step import MAX_CONCURRENCY
 from oncemore.limits.declarations import resolve_breaker, resolve_rate
+from oncemore.limits.queue_rules import MAX_CONCURRENCY, StepQueue
 from oncemore.limits.shared_breaker import breaker_entity
 from oncemore.policy.canonical_json import normalize_name
 from oncemore.policy.model import EFFECTS, Failure
@@ -26,7 +26,7 @@ from oncemore.retries.options import CHANGED, function_colour, resolve_policy
 from oncemore.steps.arguments import RecordedArguments
 from oncemore.steps.engine import log
 from oncemore.steps.keys import KeyRule, cfg_hash, evaluate_option, parse_duration
-from oncemore.steps.plan import StepBreaker, StepBudget, StepQueue, StepRate
+from oncemore.steps.plan import StepBreaker, StepBudget, StepRate
 from oncemore.steps.signature import check_function, hints_of, module_of
 
 if TYPE_CHECKING:
@@ -279,8 +279,8 @@ def _resolve_queue(name: str, queue: Any, concurrency: Any) -> StepQueue | None:
         return None
     if queue is None or concurrency is None:
         raise UsageError(
-            f"{name} has queue={queue!r} and concurrency={concurrency!r}; give both: the name of the queue, and "
-            "how many of its attempts may run at once"
+            f"{name} has queue={queue!r} and concurrency={concurrency!r}; give both: the name of the queue, "
+            "and how many of its attempts may run at once"
         )
     is_number = isinstance(concurrency, int) and not isinstance(concurrency, bool)
     if not is_number or not 1 <= concurrency <= MAX_CONCURRENCY:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from oncemore.limits.breaker_rules import BreakerRules
     from oncemore.limits.budget import TokenBucket
     from oncemore.limits.cooldown_step import CooldownCall
+    from oncemore.limits.queue_rules import StepQueue
     from oncemore.limits.rate_rules import RateLimit
     from oncemore.policy.model import Effect
     from oncemore.policy.policy import Policy
@@ -47,13 +48,6 @@ class StepRate(NamedTuple):
 
     name: str
     limit: RateLimit
-
-
-class StepQueue(NamedTuple):
-    """The queue of a step: its name, and how many attempts of it may run at once."""
-
-    name: str
-    concurrency: int
 
 
 class StepBudget(NamedTuple):

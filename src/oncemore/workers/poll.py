@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
     from oncemore.errors import NotPermitted
+    from oncemore.limits.queue_rules import StepQueue
     from oncemore.log.record import LoadedHead
     from oncemore.log.store import Head
     from oncemore.schedules.decorator import StepSchedule
     from oncemore.steps.call import PreparedCall
     from oncemore.steps.engine import Engine
     from oncemore.steps.ops import Script
-    from oncemore.steps.plan import StepQueue
 
 #: How many runs of a step are listed at first, and the maximum age of a listing.
 PAGE_SIZE, MAX_LIST_AGE_S = 16, 0.05
@@ -124,8 +124,8 @@ class DueRuns:
     def list_turns(self, active: Mapping[str, str]) -> None:
         """List the due runs in the order in which they are started.
 
-        active  the runs that are active now, with their steps; one that ends while the store is read may be listed in its old
-                version, so all of them are ignored
+        active  the runs that are active now, with their steps; one that ends while the store is read may be
+                listed in its old version, so all of them are ignored
         """
         listed_at, self._active = time.monotonic(), frozenset(active)
         self.sweep.sweep_workers(contended=self.contention > 0)
@@ -246,11 +246,11 @@ def _check_queues(steps: Iterable[KnownStep]) -> None:
         if step.queue is None:
             continue
         other = first.setdefault(step.queue.name, step)
-        assert other.queue is not None
         if other.queue != step.queue:
+            assert other.queue is not None
             raise UsageError(
-                f"the queue {step.queue.name!r} has concurrency={other.queue.concurrency} in {other.names[0]} and "
-                f"concurrency={step.queue.concurrency} in {step.names[0]}; give both the same"
+                f"queue {step.queue.name!r} has concurrency={other.queue.concurrency} in {other.names[0]} "
+                f"and concurrency={step.queue.concurrency} in {step.names[0]}; give both the same"
             )
 
 
