@@ -173,9 +173,7 @@ def test_a_run_says_which_schedule_submitted_it(engine: oncemore.Engine, clock: 
     worker.run_until_idle()
     clock.advance(60)
     worker.run_until_idle()
-    opening = next(
-        entry for entry in engine.store.read_entries() if entry.entity.startswith("run/")
-    )
+    opening = next(entry for entry in engine.store.read_entries() if entry.entity.startswith("run/"))
     body = json.loads(opening.body or b"")
     assert body["schedule"] == {"name": "tidy", "tick": read_schedule(engine, "tidy").last_tick}
     assert body["actor"] == "schedule tidy"
@@ -208,7 +206,7 @@ def step_with(function: Any, **options: Any) -> Any:
         (lambda: oncemore.schedule(every=0), "every is 0; it takes a timedelta or seconds"),
         (lambda: oncemore.schedule(every=True), "every is True"),
         (lambda: oncemore.schedule(every="1h"), "every is '1h'"),  # type: ignore[arg-type]
-        (lambda: oncemore.schedule(every=5, start=datetime(2026, 1, 1)), "an aware datetime"),  # noqa: DTZ001
+        (lambda: oncemore.schedule(every=5, start=datetime(2026, 1, 1)), "an aware datetime"),
         (lambda: oncemore.schedule("0 6 * * *", start=datetime.now().astimezone()), "start is for every="),
         (lambda: oncemore.schedule(every=5, missed="never"), "missed is 'never'; the choices are"),  # type: ignore[arg-type]
         (lambda: oncemore.schedule(every=5, name=""), "name is ''"),

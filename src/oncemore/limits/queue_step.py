@@ -6,8 +6,8 @@ slot is not returned. It is free again as soon as its attempt is over: the run h
 another attempt, or the lease of its worker has passed. So a crash leaves nothing behind: before the claim no
 slot is taken, and after it the slot ends with the attempt.
 
-The claim also guards the run that held the slot before: if that run has changed since it was read, the claim
-is refused and decides again.
+That an attempt is over stays true for ever, because fences only rise. So a read that is a little old can take
+a free slot for taken, and never a taken one for free.
 
 A call waits for a free slot as long as calls wait (`max_inline_wait_s`). After that its run stays PENDING for
 a worker, and the call raises `Deferred`. A worker waits for the log to grow before it looks again.
@@ -16,11 +16,10 @@ a worker, and the call raises `Deferred`. A worker waits for the log to grow bef
 from __future__ import annotations
 
 import random
-from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore.limits.queue_rules import MAX_CONCURRENCY, QueueSlot
-from oncemore.log.entry_codec import decode_head
+from oncemore.log.entry_codec import decode_head, load_head
 from oncemore.log.group_commit import InterruptShield
 from oncemore.log.record import NOWHERE, LoadedHead, RecordChange, RunRecord
 from oncemore.log.store import HeadQuery
@@ -41,20 +40,22 @@ if TYPE_CHECKING:
 PREFIX = "queue/"
 #: The reason of a run that waits for a slot, and the longest time between two checks of a waiting call.
 QUEUE_FULL, RECHECK_S = "queue_full", 0.5
+#: A queue with more slots is read by one list.
+MAX_SINGLE_READS = 16
 #: A number after that of every slot.
 _ALL_SLOTS = 1e9
 _MARK: tuple[Any, ...] = ("QUEUE",)
 
 
 class FreeSlot(NamedTuple):
-    """A free slot, and the version of the run that held it before: it must not have changed.
+    """A free slot.
 
-    holder  the entity of that run; empty if the slot was never taken
+    missing_run  the run that took it last, if the log does not have it: it was removed, which the claim
+                 must prove; empty otherwise
     """
 
     head: LoadedHead
-    holder: str = ""
-    holder_version: int = 0
+    missing_run: str = ""
 
 
 # The script of a call -------------------------------------------------------------------------------
@@ -107,7 +108,7 @@ class QueuePass(NamedTuple):
     ) -> AppendChange:
         """Return the claim of the attempt, which also takes the slot."""
         if self.breaker_pass is None:
-            claim = AppendChange(head, change, self.plan.effect != "pure", guards=guards)
+            claim = AppendChange(head, change, self.plan.effect != "pure", guards=guards, late=late)
         else:
             claim = self.breaker_pass.build_claim(head, change, now, guards, late=late)
         queue, run = self.plan.queue, change.after
@@ -121,12 +122,10 @@ class QueuePass(NamedTuple):
             fence=run.fence,
         )
         taken = self.slot.head, RecordChange(_MARK, self.slot.head.record, after)
-        # The holder may be this very run, in an earlier attempt: the claim itself compares its version.
-        if self.slot.holder and self.slot.holder != head.entity:
-            guards = {**claim.guards, self.slot.holder: self.slot.holder_version}
-            claim = claim._replace(guards=guards)
-        # A slot may not be taken before all guards are compared.
-        return claim._replace(also=(*claim.also, taken), late=False)
+        # The missing run may be the one that is claimed: the claim itself compares its version.
+        if self.slot.missing_run and self.slot.missing_run != head.entity:
+            claim = claim._replace(guards={**claim.guards, self.slot.missing_run: 0}, late=False)
+        return claim._replace(also=(*claim.also, taken))
 
 
 def pass_queue(plan: StepPlan, slot: FreeSlot | None, breaker_pass: BreakerPass | None) -> Script:
@@ -146,34 +145,50 @@ def find_free_slot(engine: Engine, queue: StepQueue) -> FreeSlot | None:
 
 
 def iterate_free_slots(engine: Engine, queue: StepQueue) -> Iterator[FreeSlot]:
-    """Yield the free slots of a queue: those that were never taken, then the one taken longest ago first."""
-    heads = {head.by.due: head for head in list_slots(engine, queue.name)}
-    unused = [number for number in range(queue.concurrency) if number not in heads]
-    # In random order: processes that start together would all try the first one.
-    random.shuffle(unused)
-    for number in unused:
-        yield FreeSlot(LoadedHead(f"{PREFIX}{queue.name}/{number}", 0, NOWHERE, None))
-    # After the concurrency was lowered, the slots above it are not given out any more.
-    taken = [head for number, head in heads.items() if number is not None and number < queue.concurrency]
-    for head in sorted(taken, key=lambda head: head.seq):
-        slot = decode_head(head.head, QueueSlot)
-        version = find_end(engine, slot)
-        if version is not None:
-            loaded = LoadedHead(head.entity, head.version, head.hash, slot)
-            yield FreeSlot(loaded, slot.run_entity, version)
+    """Yield the free slots of a queue in random order: processes that look together take different ones."""
+    for head in _read_slots(engine, queue):
+        # A slot that was never taken has no record.
+        run = None if head.record is None else load_holder(engine, head.record)
+        if head.record is None or not is_held(engine, head.record, run):
+            is_missing = head.record is not None and run is None
+            yield FreeSlot(head, head.record.run_entity if is_missing else "")
 
 
-def find_end(engine: Engine, slot: QueueSlot) -> int | None:
-    """Return the version of the run that shows the end of a slot's attempt; None while the attempt runs."""
+def _read_slots(engine: Engine, queue: StepQueue) -> Iterator[LoadedHead]:
+    """Yield the slots of a queue; those above a lowered concurrency are not given out any more."""
+    numbers = list(range(queue.concurrency))
+    random.shuffle(numbers)
+    # Few slots are read one by one, as far as the caller needs them: a list costs more in some stores.
+    if queue.concurrency <= MAX_SINGLE_READS:
+        for number in numbers:
+            yield load_head(engine.store, f"{PREFIX}{queue.name}/{number}", engine.cipher, QueueSlot)
+        return
+    heads = {head.entity: head for head in list_slots(engine, queue.name)}
+    for number in numbers:
+        entity = f"{PREFIX}{queue.name}/{number}"
+        head = heads.get(entity)
+        if head is None:
+            yield LoadedHead(entity, 0, NOWHERE, None)
+        else:
+            yield LoadedHead(entity, head.version, head.hash, decode_head(head.head, QueueSlot))
+
+
+def load_holder(engine: Engine, slot: QueueSlot) -> RunRecord | None:
+    """Return the run whose attempt took a slot last; None if the log does not have it."""
     with InterruptShield():
         head = engine.store.load_head(slot.run_entity)
-    if head is None:
-        return 0
-    run: RunRecord = decode_head(head.head)
-    if run.fence != slot.fence or run.state != "RUNNING":
-        return head.version
-    is_held = engine.leases.lease_until(run.worker, slot.run_entity, slot.fence) > engine.now()
-    return None if is_held else head.version
+    return None if head is None else decode_head(head.head)
+
+
+def is_held(engine: Engine, slot: QueueSlot, run: RunRecord | None) -> bool:
+    """Return whether the attempt that took a slot is still running, in a worker that is alive."""
+    if run is None or run.fence > slot.fence:
+        return False
+    # A lower fence is that of an old read: the run was written together with the slot.
+    if run.fence < slot.fence:
+        return True
+    is_running = run.state == "RUNNING"
+    return is_running and engine.leases.lease_until(run.worker, slot.run_entity, slot.fence) > engine.now()
 
 
 def list_slots(engine: Engine, queue: str | None = None) -> list[Head]:
@@ -186,8 +201,15 @@ def list_slots(engine: Engine, queue: str | None = None) -> list[Head]:
 def count_room(engine: Engine, queue: StepQueue, most: int, own: Sequence[str]) -> int:
     """Return how many runs of a queue a worker may start, counted up to `most`.
 
-    own  the runs of the worker that are active: those without a slot yet will take one that is free now
+    own  the runs of the worker that are active: each has a slot, or will take one that is free now
     """
-    holders = {decode_head(head.head, QueueSlot).run_entity for head in list_slots(engine, queue.name)}
-    unclaimed = sum(entity not in holders for entity in own)
-    return sum(1 for _ in islice(iterate_free_slots(engine, queue), most + unclaimed)) - unclaimed
+    free, held = 0, set()
+    for head in _read_slots(engine, queue):
+        slot = head.record
+        if slot is not None and is_held(engine, slot, load_holder(engine, slot)):
+            held.add(slot.run_entity)
+        else:
+            free += 1
+        if free - len(own) >= most:
+            break
+    return free - sum(entity not in held for entity in own)

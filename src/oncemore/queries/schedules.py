@@ -11,7 +11,7 @@ from oncemore.control.permits import load_switches
 from oncemore.limits import queue_step
 from oncemore.limits.queue_rules import QueueSlot
 from oncemore.log.entry_codec import decode_head
-from oncemore.log.record import RunRecord, ScheduleRecord
+from oncemore.log.record import ScheduleRecord
 from oncemore.log.store import HeadQuery
 
 if TYPE_CHECKING:
@@ -100,13 +100,12 @@ def list_queues(engine: Engine) -> list[QueueView]:
 
 
 def _make_queue_view(engine: Engine, name: str, slots: list[tuple[int, QueueSlot]]) -> QueueView:
-    active = [slot.run_entity for _, slot in slots if queue_step.find_end(engine, slot) is None]
-    heads = [engine.store.load_head(entity) for entity in active]
-    runs: list[RunRecord] = [decode_head(head.head) for head in heads if head is not None]
+    holders = [(slot, queue_step.load_holder(engine, slot)) for _, slot in slots]
+    active = [(slot, run) for slot, run in holders if queue_step.is_held(engine, slot, run)]
     return QueueView(
         name=name,
         concurrency=max(slots)[1].limit,
         running=len(active),
-        steps=tuple(sorted({run.step for run in runs})),
-        keys=tuple(entity.removeprefix("run/") for entity in active),
+        steps=tuple(sorted({run.step for _, run in active if run is not None})),
+        keys=tuple(slot.run_entity.removeprefix("run/") for slot, _ in active),
     )
