@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from oncemore.limits.cooldown_rules import Cooldown
     from oncemore.limits.declarations import Breaker, Budget, Rate
     from oncemore.log.encryption import EarlierBodies
+    from oncemore.log.type_registry import register_type
     from oncemore.open_engine import open  # noqa: A004 - read as oncemore.open
     from oncemore.policy.backoff import Jitter, Schedule
     from oncemore.policy.decide import Decision
@@ -94,6 +95,7 @@ _NAMES_BY_MODULE = {
     "oncemore.limits.cooldown_rules": "Cooldown",
     "oncemore.limits.declarations": "Breaker Budget Rate",
     "oncemore.log.encryption": "EarlierBodies",
+    "oncemore.log.type_registry": "register_type",
     "oncemore.open_engine": "open",
     "oncemore.policy.backoff": "Jitter Schedule",
     "oncemore.policy.decide": "Decision",
@@ -183,6 +185,7 @@ __all__ = [
     "jitter",
     "not_applied",
     "open",
+    "register_type",
     "retry",
     "retrying",
     "step",

@@ -18,7 +18,7 @@ from oncemore.steps.step import OUTCOME_ERRORS, StepCalls, has_ended
 from oncemore.workers.poll import KnownStep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from os import PathLike
 
     from oncemore.control.approvals import ApprovalState
@@ -236,6 +236,11 @@ def known_step(step: Step[..., Any]) -> KnownStep:
     options = step._options  # noqa: SLF001 - a part of the same feature
     resume = step._resume_run  # noqa: SLF001
     return KnownStep((step.name, *step.aliases), options.colour == "coroutine", resume, options.pipeline)
+
+
+def decode_arguments(step: Step[..., Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recorded arguments of a call of a step by their names."""
+    return step._options.arguments.decode_values(stored)  # noqa: SLF001 - a part of the same feature
 
 
 def make_rerun(reason: str) -> DecisionScript:

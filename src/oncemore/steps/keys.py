@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from oncemore.errors import UsageError
-from oncemore.log.tagged_json import PLAIN_VALUES, TaggedEncoder
+from oncemore.log.typed_values import TypedEncoder
 from oncemore.policy.canonical_json import LARGEST_INTEGER, canonical_digest, encode_canonical, normalize_name
 from oncemore.retries.options import as_seconds, function_colour
+from oncemore.steps.argument_codecs import ARGUMENT_ADVICE, ArgumentCodecs
 from oncemore.steps.secret import Secret
 from oncemore.steps.signature import check_parameter_names, find_ignored
 
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
     Args = tuple[Any, ...]
     Kwargs = dict[str, Any]
 
-_KEYED = TaggedEncoder(keyed=True, advice=f"pass {PLAIN_VALUES}, or leave it out of the key")
-_STORED = TaggedEncoder()
+_KEYED = TypedEncoder(keyed=True, advice=ARGUMENT_ADVICE)
 _sorted = msgspec.json.Encoder(order="sorted").encode
 BUCKETS = {"minute": 60.0, "hour": 3600.0, "day": 86_400.0, "week": 604_800.0}
 SHORTEST_BUCKET_S, LONGEST_S = 0.001, 86_400.0 * 366 * 100
@@ -120,6 +120,7 @@ class KeyRule:
     key_names           the parameters that `key=` names; None if it names none
     uses_clock          whether the key has a time bucket
     other_names         further names of the step, by which older runs may have been stored
+    codecs              the codecs of its arguments, by the annotations of the function
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class KeyRule:
         name = names[-1]
         # The oldest name makes the key, so that work done under it is not repeated.
         self.keyed_as, *self.other_names = names
-        self._function = function
+        self._function, self.codecs = function, ArgumentCodecs(function)
         self._partition, self.tenant, self._bucket = options["partition"], options["tenant"], None
         self._bucket = _make_bucket(options["bucket"])
         self._plain_scope = b""
@@ -197,7 +198,8 @@ class KeyRule:
         """Return arguments in the form that the log stores: decoding gives equal values."""
         if are_plain_json(counted):
             return counted
-        return {name: _STORED.tag_value(value, f"argument {name!r}") for name, value in counted.items()}
+        encode = self.codecs.encode
+        return {name: encode(name, value) for name, value in counted.items()}
 
     def depends_on_arguments(self) -> Iterator[str]:
         """Yield the options of the key that are functions of all arguments."""

@@ -22,6 +22,7 @@ from oncemore.policy.model import EFFECTS, Failure
 from oncemore.policy.policy import Policy, StepSettings
 from oncemore.retries.limit_options import policy_rate, resolve_budget
 from oncemore.retries.options import CHANGED, function_colour, resolve_policy
+from oncemore.log.result_codec import ResultCodec
 from oncemore.steps.arguments import RecordedArguments
 from oncemore.steps.engine import log
 from oncemore.steps.keys import KeyRule, cfg_hash, evaluate_option, parse_duration
@@ -168,10 +169,11 @@ class StepOptions:
         fingerprint = partial(_error_fingerprint, provider, self.name)
         return CooldownCall(resource, self.name, provider, schedule, fingerprint)
 
-    def return_annotation(self) -> Any:
-        """Return the annotation of the function's result, or None."""
-        annotation = hints_of(self.function).get("return")
-        return None if annotation is type(None) or isinstance(annotation, str) else annotation
+    def make_result_codec(self) -> ResultCodec:
+        """Return the codec of the function's results, by its return annotation."""
+        namespace = self.keys.codecs.local_types
+        annotation = hints_of(self.function, namespace=namespace).get("return")
+        return ResultCodec(None if annotation is type(None) else annotation, namespace)
 
 
 def _evaluate_name(option: Any, args: Args, kwargs: Kwargs) -> str:

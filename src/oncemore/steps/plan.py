@@ -14,7 +14,7 @@ from oncemore.artifacts.artifact import CURRENT_READER, Artifact
 from oncemore.audit.error_record import error_to_record
 from oncemore.classifiers.classify import classify, ensure_plugins_loaded
 from oncemore.errors import CircuitOpen, CoolingDown, Deferred, Error, InProgress, StoreError
-from oncemore.log import entry_codec, result_codec
+from oncemore.log import entry_codec
 from oncemore.log.tagged_json import NotEncodable
 from oncemore.policy.model import Failure
 from oncemore.policy.policy import ESCALATION, policy_name
@@ -207,7 +207,7 @@ def _make_result_codec(
     options: StepOptions, artifact_store: ArtifactStore
 ) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """Return the encoder and the decoder of a step's results; decoded artifacts know their store."""
-    annotation, artifact = options.return_annotation(), options.artifact
+    codec, artifact = options.make_result_codec(), options.artifact
 
     def encode(value: Any) -> Any:
         if artifact and (type(value) is not Artifact or value.name != artifact):
@@ -216,7 +216,7 @@ def _make_result_codec(
             )
         if entry_codec.is_plain_result(value):
             return value
-        return result_codec.encode_result(value, annotation)
+        return codec.encode(value)
 
     def decode(plain: Any) -> Any:
         if type(plain) in entry_codec.PLAIN_TYPES:
@@ -224,7 +224,7 @@ def _make_result_codec(
         # Artifacts in the value read their content from this store.
         token = CURRENT_READER.set(artifact_store)
         try:
-            return result_codec.result_value(plain, annotation)
+            return codec.decode(plain)
         finally:
             CURRENT_READER.reset(token)
 

@@ -1,0 +1,32 @@
+"""Convert JSON from outside (a message, a file, a command line) by an annotation.
+
+Such JSON is written by people and other programs: it has no tags. msgspec converts to most annotations;
+pydantic models, paths and registered types are added here.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Any
+
+import msgspec
+
+from oncemore.log.type_registry import find_registered
+
+
+def convert_plain(value: Any, annotation: Any, *, exact: bool = True) -> Any:
+    """Return a value of JSON as its annotation describes it; raise `msgspec.ValidationError` if it does not fit.
+
+    exact  whether the value must have the annotated type; otherwise texts are converted
+    """
+    return msgspec.convert(value, annotation, strict=exact, dec_hook=_convert_other)
+
+
+def _convert_other(cls: Any, value: Any) -> Any:
+    """Return a value as a type that msgspec does not know; unchanged, and then refused, if it is none of ours."""
+    registered = find_registered(cls)
+    if registered is not None:
+        return registered.decode(value)
+    if hasattr(cls, "model_validate") and hasattr(cls, "__pydantic_validator__"):
+        return cls.model_validate(value)
+    return cls(value) if issubclass(cls, PurePath) and isinstance(value, str) else value
