@@ -6,6 +6,7 @@ pydantic models, paths and registered types are added here.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import PurePath
 from typing import Any
 
@@ -19,7 +20,9 @@ def convert_plain(value: Any, annotation: Any, *, exact: bool = True) -> Any:
 
     exact  whether the value must have the annotated type; otherwise texts are converted
     """
-    return msgspec.convert(value, annotation, strict=exact, dec_hook=_convert_other)
+    return msgspec.convert(
+        value, annotation, strict=exact, dec_hook=_convert_other if exact else _convert_other_text
+    )
 
 
 def _convert_other(cls: Any, value: Any) -> Any:
@@ -30,3 +33,11 @@ def _convert_other(cls: Any, value: Any) -> Any:
     if hasattr(cls, "model_validate") and hasattr(cls, "__pydantic_validator__"):
         return cls.model_validate(value)
     return cls(value) if issubclass(cls, PurePath) and isinstance(value, str) else value
+
+
+def _convert_other_text(cls: Any, value: Any) -> Any:
+    """Convert a text that may be JSON, for a registered type: its decoder takes numbers and lists too."""
+    if isinstance(value, str) and find_registered(cls) is not None:
+        with suppress(msgspec.DecodeError):
+            value = msgspec.json.decode(value)
+    return _convert_other(cls, value)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack, get_origin
 
 from oncemore.log.tagged_json import PLAIN_VALUES
 from oncemore.log.typed_values import ValueCodec
-from oncemore.steps.signature import find_local_types, find_owner, hints_of
+from oncemore.steps.signature import find_local_types, hints_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,10 +24,12 @@ class ArgumentCodecs:
     Annotations are resolved at the first need: they may name classes that are defined after the step.
 
     local_types  the classes that the functions around the step have defined
+    owner        the class that has the step as a method, the annotation of `self`; None for a function
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.local_types = find_local_types(function)
+        self.owner: type | None = None
         self._function = function
         self._annotations: dict[str, Any] | None = None
         self._codecs: dict[str, ValueCodec] = {}
@@ -54,23 +56,22 @@ class ArgumentCodecs:
 
     def _find_annotation(self, name: str) -> Any:
         if self._annotations is None:
-            self._annotations = parameter_annotations(self._function, self.local_types)
+            self._annotations = {
+                "self": self.owner,
+                **parameter_annotations(self._function, self.local_types),
+            }
         return self._annotations.get(name)
 
 
 def parameter_annotations(function: Callable[..., Any], local_types: dict[str, Any]) -> dict[str, Any]:
     """Return the annotations of the arguments of a function, as `Signature.bind` names them."""
     hints = hints_of(function, extras=True, namespace=local_types)
-    for position, param in enumerate(inspect.signature(function).parameters.values()):
+    for param in inspect.signature(function).parameters.values():
         hint = hints.get(param.name)
-        if hint is None:
-            # The first parameter of a method is of the class that has the method.
-            owner = find_owner(function, local_types) if position == 0 and param.name == "self" else None
-            hints.update({param.name: owner} if owner is not None else {})
-        elif isinstance(hint, str):
+        if hint is None or isinstance(hint, str):
             continue
-        elif param.kind is param.VAR_POSITIONAL:
+        if param.kind is param.VAR_POSITIONAL:
             hints[param.name] = tuple[hint, ...]
-        elif param.kind is param.VAR_KEYWORD and "Unpack" not in str(hint):
+        elif param.kind is param.VAR_KEYWORD and get_origin(hint) is not Unpack:
             hints[param.name] = dict[str, hint]
     return hints

@@ -54,6 +54,10 @@ class Step(StepCalls[P, R]):
     def __repr__(self) -> str:
         return f"<oncemore.Step {self.name} ({self._options.effect})>"
 
+    def __set_name__(self, owner: type, name: str) -> None:
+        # Recorded arguments of a method include the object it was called on.
+        self._options.keys.codecs.owner = owner
+
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Step[P, R]: ...
     @overload

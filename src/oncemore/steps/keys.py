@@ -54,7 +54,7 @@ def argument_bytes(arguments: Mapping[str, object]) -> bytes:
     """Return arguments as canonical JSON; refuse an argument without such a form, by its name."""
     if are_plain_json(arguments):
         return _sorted(arguments)
-    return encode_canonical(tagged_arguments(arguments))
+    return encode_canonical(tagged_arguments(arguments)[0])
 
 
 def are_plain_json(arguments: Mapping[str, object]) -> bool:
@@ -104,9 +104,15 @@ def cfg_hash(version: str, config: object) -> str:
     )
 
 
-def tagged_arguments(arguments: Mapping[str, object]) -> dict[str, Plain]:
-    """Return arguments in their keyed form; refuse an argument without such a form, by its name."""
-    return {name: _KEYED.tag_value(value, f"argument {name!r}") for name, value in arguments.items()}
+def tagged_arguments(arguments: Mapping[str, object]) -> tuple[dict[str, Plain], bool]:
+    """Return arguments in their keyed form, and whether one of them is read by its annotation.
+
+    Refuse an argument without such a form, by its name.
+    """
+    # A new one for each call: it remembers whether it has met a value with a class.
+    encoder = TypedEncoder(keyed=True, advice=ARGUMENT_ADVICE)
+    tagged = {name: encoder.tag_value(value, f"argument {name!r}") for name, value in arguments.items()}
+    return tagged, encoder.has_typed
 
 
 class KeyRule:
@@ -163,12 +169,20 @@ class KeyRule:
         self, counted: Kwargs, args: Args, kwargs: Kwargs, tenant: str, now: float
     ) -> tuple[str, bytes]:
         """Return the key of a call, and its counted arguments as canonical JSON."""
-        inputs = argument_bytes(counted)
+        inputs = _sorted(counted) if are_plain_json(counted) else self._input_bytes(counted)
         scope = self._plain_scope if tenant == "" else b""
         scope = scope or self._scope_bytes(args, kwargs, tenant, now)
         if self._select is None:
             return hash_key(inputs, scope), inputs
         return hash_key(argument_bytes(self._select(counted, args, kwargs)), scope), inputs
+
+    def _input_bytes(self, counted: Kwargs) -> bytes:
+        """Return counted arguments as canonical JSON; refuse those that the log could not store."""
+        tagged, has_typed = tagged_arguments(counted)
+        if has_typed:
+            # Here, before anything is written: a key can be made of more values than can be read again.
+            self.encode_arguments(counted)
+        return encode_canonical(tagged)
 
     def compute_alias_keys(
         self, counted: Kwargs, args: Args, kwargs: Kwargs, tenant: str, now: float

@@ -126,19 +126,6 @@ def _is_type(value: Any) -> bool:
     return isinstance(value, type | NewType | TypeVar) or get_origin(value) is not None
 
 
-def find_owner(function: Any, local_types: Mapping[str, Any]) -> Any:
-    """Return the class that a method is defined in; None if it cannot be found by its name."""
-    function = unwrap_function(function)
-    path = getattr(function, "__qualname__", "").rpartition("<locals>.")[2].split(".")[:-1]
-    owner: Any = None
-    for depth, name in enumerate(path):
-        names = {**getattr(function, "__globals__", {}), **local_types} if depth == 0 else vars(owner)
-        owner = names.get(name)
-        if not isinstance(owner, type):
-            return None
-    return owner
-
-
 def unwrap_function(function: Any) -> Any:
     """Return the function behind a partial, a bound method or an object that can be called."""
     while not hasattr(function, "__code__"):
