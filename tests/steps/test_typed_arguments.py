@@ -21,8 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import oncemore
+from oncemore.outbox import OutboxRelay
 from oncemore.steps.keys import step_key
-from oncemore.testing import instant_waits
+from oncemore.testing import FakeClock, instant_waits
 from tests.steps import typed_models
 from tests.steps.colours import on_sqlite
 from tests.steps.typed_models import (
@@ -58,9 +59,7 @@ def run_oncemore(*words: str) -> Any:
     """Run a command in another process, and return the JSON that it prints."""
     command = (sys.executable, "-m", "oncemore", *words, "--store", "log.db", "--json")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=environment, timeout=60
-    )
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=60)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return json.loads(ended.stdout)
 
@@ -255,7 +254,9 @@ def test_a_default_that_a_function_makes_is_always_in_the_key(monkeypatch: pytes
     assert key_of(kind()) != yesterday
 
 
-def test_a_field_that_pydantic_was_given_its_default_for_is_the_same_argument(engine: oncemore.Engine) -> None:
+def test_a_field_that_pydantic_was_given_its_default_for_is_the_same_argument(
+    engine: oncemore.Engine,
+) -> None:
     given_value, left = ModelItem(a=1, b=5), ModelItem(a=1)
     assert key_of(given_value) == key_of(left)
 
@@ -337,7 +338,11 @@ class WithPrivate(pydantic.BaseModel):
 @pytest.mark.parametrize(
     ("value", "annotation", "says"),
     [
-        (threading.Lock(), threading.Lock, "argument 'x' is a lock, which has no form.*annotate its parameter with"),
+        (
+            threading.Lock(),
+            threading.Lock,
+            "argument 'x' is a lock, which has no form.*annotate its parameter with",
+        ),
         (threading.Lock(), None, r"register_type\); or leave it out of the key and the record \(ignore=…\)"),
         (Circle(1), None, "argument 'x' is a Circle, and its parameter has no annotation for it"),
         (Circle(1), Any, "has the annotation Any for it.*annotate it with Circle, or register the type"),
@@ -348,10 +353,22 @@ class WithPrivate(pydantic.BaseModel):
         ({"a": Colour.RED}, dict[str, int], r"argument 'x'\.a is a Colour.*the annotation int"),
         (Needs(1, Circle(2)), Needs, r"argument 'x'\.extra is a Circle"),
         (Needs(1, {"a": [object()]}), Needs, r"argument 'x'\.extra\.a\[0\] is an object"),
-        (changed(Trimmed("x"), text=" x"), Trimmed, r"changes when it is stored and read, at argument 'x'\.text"),
-        (changed(Needs(1), a=-1), Needs, "cannot be built again as a Needs from its fields: ValueError: a is negat"),
+        (
+            changed(Trimmed("x"), text=" x"),
+            Trimmed,
+            r"changes when it is stored and read, at argument 'x'\.text",
+        ),
+        (
+            changed(Needs(1), a=-1),
+            Needs,
+            "cannot be built again as a Needs from its fields: ValueError: a is negat",
+        ),
         (WithSecret(token=pydantic.SecretStr("hunter2")), WithSecret, r"argument 'x'\.token is a SecretStr"),
-        (changed(WithPrivate(a=1), _used=2), WithPrivate, "private attributes are not as the class sets them"),
+        (
+            changed(WithPrivate(a=1), _used=2),
+            WithPrivate,
+            "private attributes are not as the class sets them",
+        ),
         (Circle(1), Circle | make_dataclass("Circle", ["radius"]), "allows several classes of that name"),
         (Line("a", oncemore.Secret("hunter2")), Line, r"argument 'x'\.count is a Secret"),  # type: ignore[arg-type]
         (oncemore, None, "argument 'x' is a module"),
@@ -439,6 +456,24 @@ def test_registered_types_are_arguments_results_and_parts_of_both(engine: oncemo
     double.submit(Money(2), {"tip": Money(1)})
     oncemore.Worker(engine, [double]).run_until_idle()
     assert double(Money(2), {"tip": Money(1)}) == {"money": Money(4), "tip": Money(1)}
+
+
+def test_checkpoints_hold_registered_values_and_events_what_their_encoder_writes(
+    engine: oncemore.Engine, clock: FakeClock
+) -> None:
+    @oncemore.step(effect="idempotent")
+    def work() -> int:
+        paid = oncemore.current().resume(Money(0))
+        oncemore.current().checkpoint(Money(5))
+        if not paid.cents:
+            raise oncemore.TransientError("once more")
+        oncemore.current().emit("paid", {"price": paid, "at": Path("a/b")})
+        return paid.cents
+
+    assert work() == 5
+    delivered: list[Any] = []
+    OutboxRelay(engine, {"*": delivered.append}).run_once()
+    assert [message.payload for message in delivered] == [{"price": 5, "at": Path("a/b")}]
 
 
 def test_a_customer_with_extra_fields_and_a_root_model_come_back(engine: oncemore.Engine) -> None:

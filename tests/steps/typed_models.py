@@ -1,4 +1,4 @@
-"""Classes of every kind and steps that take them, with annotations that are texts; other processes import it."""
+"""Classes of every kind, and steps that take them; their annotations are texts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Place(NamedTuple):
     lon: float = 0.0
 
 
-Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024 - the older kind of named tuple
+Pair = namedtuple("Pair", ["left", "right"])
 
 
 @dataclass(frozen=True)

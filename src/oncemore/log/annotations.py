@@ -1,8 +1,8 @@
 """Read annotations: resolve texts, and find the classes that a value at some place of an annotation may have.
 
 The tag of a stored value says whether it is a list, a mapping or an object; the annotation says which classes
-the program allows at that place. So the functions here return annotations of parts: of items, of the values of
-a mapping, of the fields of a class. An annotation that says nothing (`Any`, none at all) has no parts.
+the program allows at that place. So the functions here return annotations of parts: of items, of the values
+of a mapping, of the fields of a class. An annotation that says nothing (`Any`, or none) has no parts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _WRAPPERS = ("Final", "ClassVar", "Required", "NotRequired", "ReadOnly", "Unpack
 
 
 def annotations_of(definition: Any) -> dict[str, Any]:
-    """Return the annotations of a function or a class, unresolved; as strings if Python cannot evaluate them."""
+    """Return the annotations of a function or a class, as strings where Python does not evaluate them."""
     try:
         return dict(getattr(definition, "__annotations__", {}))
     except NameError:  # pragma: no cover - from Python 3.14 on
@@ -95,7 +95,7 @@ def substitute_variables(annotation: Any, arguments: Mapping[Any, Any]) -> Any:
 
 def item_annotation(annotation: Any, index: int) -> Any:
     """Return the annotation of an item of a list, tuple or set."""
-    parts = []
+    parts: list[Any] = []
     for alternative in expand_annotation(annotation):
         origin, args = get_origin(alternative), get_args(alternative)
         if origin is tuple and args[-1:] != (...,):
@@ -116,7 +116,7 @@ def value_annotation(annotation: Any, key: object) -> Any:
     for alternative in expand_annotation(annotation):
         if is_typeddict(get_origin(alternative) or alternative):
             hints = get_type_hints(get_origin(alternative) or alternative, include_extras=True)
-            parts += [hints[key]] if key in hints else []  # type: ignore[index]
+            parts += [hints[key]] if key in hints else []
     return _join_parts(parts)
 
 
@@ -161,7 +161,9 @@ def _collect_arguments(cls: Any, args: tuple[Any, ...], arguments: dict[type, di
     for base in vars(cls).get("__orig_bases__", cls.__bases__):
         origin = get_origin(base) or base
         if isinstance(origin, type) and origin is not object:
-            _collect_arguments(origin, tuple(substitute_variables(arg, own) for arg in get_args(base)), arguments)
+            _collect_arguments(
+                origin, tuple(substitute_variables(arg, own) for arg in get_args(base)), arguments
+            )
 
 
 def _own_annotations(cls: type, namespace: Namespace) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""The fields of dataclasses, msgspec structs, attrs classes, pydantic models and named tuples, described alike.
+"""The fields of dataclasses, msgspec structs, attrs classes, pydantic models and named tuples.
 
 A value is read as its fields and built again by its own constructor, so that what the class checks is checked
-again. A field that the constructor does not take (`init=False`) is set afterwards; one that also takes no part
-in comparisons is left to the constructor. attrs and pydantic are optional: a class of theirs shows itself by
-its attributes, and then the library is loaded already.
+again. A field that the constructor does not take (`init=False`) is set afterwards; one that also takes no
+part in comparisons is left to the constructor. attrs and pydantic are optional: their classes are recognized
+by attributes, and then the library is loaded already.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class ModelFields(ClassFields):
         super().__init__(cls, tuple(fields))
 
     def read_remainder(self, value: Any) -> dict[str, Any]:
-        """Return additional fields (`extra="allow"`), and the names of fields that were left to their defaults."""
+        """Return additional fields (`extra="allow"`), and the names of fields that have not been set."""
         unset = sorted(self.by_name.keys() - value.model_fields_set)
         return {
             **({"extra": value.model_extra} if value.model_extra else {}),
@@ -184,7 +184,8 @@ def _attrs_fields(cls: Any) -> tuple[ClassField, ...]:
         default = NO_DEFAULT if field.default is attr.NOTHING else field.default
         if isinstance(default, attr.Factory):  # type: ignore[arg-type]
             # A default made from other fields is not a constant.
-            factory = default if default.takes_self else default.factory
+            maker: Any = default
+            factory = maker if maker.takes_self else maker.factory
             default = NO_DEFAULT
         if field.init or field.eq:
             annotation = None if isinstance(field.type, str) else field.type

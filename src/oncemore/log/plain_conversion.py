@@ -16,7 +16,7 @@ from oncemore.log.type_registry import find_registered
 
 
 def convert_plain(value: Any, annotation: Any, *, exact: bool = True) -> Any:
-    """Return a value of JSON as its annotation describes it; raise `msgspec.ValidationError` if it does not fit.
+    """Return a value of JSON converted by an annotation; raise `msgspec.ValidationError` if it does not fit.
 
     exact  whether the value must have the annotated type; otherwise texts are converted
     """
@@ -26,7 +26,7 @@ def convert_plain(value: Any, annotation: Any, *, exact: bool = True) -> Any:
 
 
 def _convert_other(cls: Any, value: Any) -> Any:
-    """Return a value as a type that msgspec does not know; unchanged, and then refused, if it is none of ours."""
+    """Return a value as a type that msgspec does not know; any other is unchanged, and msgspec refuses it."""
     registered = find_registered(cls)
     if registered is not None:
         return registered.decode(value)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _ADVICE = (
-    f"return {PLAIN_VALUES}, annotate the function's return type with a dataclass or a model, register the type "
-    "(oncemore.register_type), or put the bytes away as an artifact (current().put)"
+    f"return {PLAIN_VALUES}, annotate the function's return type with a dataclass or a model, register the "
+    "type (oncemore.register_type), or put the bytes away as an artifact (current().put)"
 )
 #: The tag of values that earlier versions stored by the return annotation.
 _EARLIER_TAG = "$typed"
@@ -76,8 +76,8 @@ def _convert_fields(plain: Any, annotation: Any) -> Any:
     """Return a value that an earlier version stored as its fields."""
     if annotation is None or isinstance(annotation, str):
         raise NotEncodable(
-            "the result was stored by the return annotation of the step, and the step has none now; annotate it "
-            "again"
+            "the result was stored by the return annotation of the step, and the step has none now; "
+            "annotate it again"
         )
     if not hasattr(annotation, "__pydantic_validator__"):
         return msgspec.convert(plain, annotation)

@@ -12,8 +12,8 @@ an object with one key that starts with `$`:
 
 A mapping whose own keys begin with `$`, or are not strings, is written as `$map`. Dataclasses, models and
 enums (`$object`, `$enum`) are written and read by an annotation, in `log.typed_values`. Other types are
-refused: no pickles, nothing that stored data could import. A `TaggedEncoder` with `keyed=True` writes the form
-from which keys are computed: strings in Unicode NFC, sets in one order, times in UTC.
+refused: no pickles, nothing that stored data could import. A `TaggedEncoder` with `keyed=True` writes the
+form from which keys are computed: strings in Unicode NFC, sets in one order, times in UTC.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from oncemore.steps.read_only_values import ReadOnlyDict, ReadOnlyList
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from oncemore.log.type_registry import RegisteredType
     from oncemore.policy.canonical_json import Plain
 
 
@@ -104,6 +105,10 @@ class TaggedEncoder:
             raise NotEncodable(
                 f"{path} is {with_article(kind.__name__)}, which has no form in JSON; {self._advice}"
             )
+        return self._tag_registered(value, registered, path, depth_left)
+
+    def _tag_registered(self, value: Any, registered: RegisteredType, path: str, depth_left: int) -> Plain:
+        kind = registered.cls
         try:
             plain = self.tag_value(registered.encode(value), path, depth_left - 2)
             # In a key too: two values that the codec confuses must not become the same work.
@@ -167,6 +172,16 @@ class TaggedEncoder:
         return {name: items if name == "$tuple" else sorted(items, key=encode_canonical)}
 
 
+class EventEncoder(TaggedEncoder):
+    """Encodes the payloads of events: a relay delivers them without the types that a program registers."""
+
+    __slots__ = ()
+
+    def _tag_registered(self, value: Any, registered: RegisteredType, path: str, depth_left: int) -> Plain:
+        return self.tag_value(registered.encode(value), path, depth_left)
+
+
+EVENT_ENCODER: Final = EventEncoder()
 #: The kinds of paths by their exact types; empty for the path of this system, which is read as such anywhere.
 _PATH_FLAVOURS: Final[dict[type, str]] = {
     type(Path()): "",
@@ -227,8 +242,8 @@ def untag_value(plain: Any) -> Any:
         if name.startswith("$"):
             if name in TYPED_TAGS:
                 raise NeedsAnnotation(
-                    f"a stored value is {with_article(plain[name][0])}, and no annotation says which class that "
-                    "is; read it through its step"
+                    f"a stored value is {with_article(plain[name][0])}, and no annotation says which class "
+                    "that is; read it through its step"
                 )
             if name not in _READERS:
                 raise NotEncodable(f"{name} is not a tag of this version; a newer oncemore wrote it")
@@ -241,8 +256,8 @@ def _untag_registered(parts: Any) -> Any:
     registered = find_registered_name(name)
     if registered is None:
         raise NotEncodable(
-            f"a stored value is of the registered type {name!r}, which this process has not registered; import "
-            f"the module that calls oncemore.register_type(…) for it"
+            f"a stored value is of the type {name!r}, which is not registered in this process; register it "
+            "(oncemore.register_type), or import the module that does"
         )
     return registered.decode(untag_value(plain))
 

@@ -49,7 +49,9 @@ def register_type(
         raise UsageError(f"register_type takes a class, not {cls!r:.80}")
     for option, value in (("encode", encode), ("decode", decode)):
         if not callable(value):
-            raise UsageError(f"{option} of register_type({cls.__name__}) is {value!r:.80}; it takes a function")
+            raise UsageError(
+                f"{option} of register_type({cls.__name__}) is {value!r:.80}; it takes a function"
+            )
     stored_name = type_name(cls) if name is None else name
     if not isinstance(stored_name, str) or not 1 <= len(stored_name) <= MAX_NAME_LENGTH:
         raise UsageError(
@@ -61,8 +63,9 @@ def register_type(
     for known in (_BY_NAME.get(stored_name), _BY_CLASS.get(cls)):
         if known is not None and not _is_same_registration(known, entry):
             raise UsageError(
-                f"{known.cls.__module__}.{known.cls.__qualname__} is registered as {known.name!r} with another "
-                f"codec; register {cls.__module__}.{cls.__qualname__} once, under a name of its own (name=…)"
+                f"{known.cls.__module__}.{known.cls.__qualname__} is registered as {known.name!r} with "
+                f"another codec; register {cls.__module__}.{cls.__qualname__} once, under a name of its own "
+                "(name=…)"
             )
     _BY_CLASS[cls] = _BY_NAME[stored_name] = entry
 

@@ -1,20 +1,23 @@
 """Values with classes: dataclasses, structs, attrs classes, models, named tuples and enums, by annotation.
 
-    {"$object": ["Order", {"number": 7, "lines": […]}]}   {"$enum": ["Colour", "RED"]}   {"$enum": ["Access", ["READ"]]}
+    {"$object": ["Order", {"number": 7, "lines": […]}]}
+    {"$enum": ["Colour", "RED"]}   {"$enum": ["Access", ["READ", "WRITE"]]}
 
 Arguments and results are stored in the same form. A value is written by its own class and read by the
 annotation of the parameter, or of the step's result: the stored name of the class only selects between the
 classes that the annotation allows. A value that would not come back equal, of the same class, is refused.
 
-The form for keys leaves out each field whose value is its declared default, so that a class which gains a field
-with a default keeps its keys. A default that a function makes counts only if the function is a class: `list`
-gives the same tomorrow, `date.today` does not.
+The form for keys leaves out each field whose value is its declared default, so that a class which gains a
+field with a default keeps its keys. A default that a function makes counts only if the function is a class:
+`list` gives the same tomorrow, `date.today` does not.
 """
 
 from __future__ import annotations
 
 from enum import Enum, Flag
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from oncemore.log.annotations import (
     candidate_classes,
@@ -61,7 +64,7 @@ class TypedEncoder(TaggedEncoder):
         self.has_typed = False
 
     def _tag_other(self, value: object, path: str, depth_left: int) -> Plain:
-        kind = type(value)
+        kind: Any = type(value)
         if find_registered(kind) is None:
             if isinstance(value, Enum):
                 self.has_typed = True
@@ -86,8 +89,9 @@ class TypedEncoder(TaggedEncoder):
             remainder.pop("unset", None)
         elif fields.has_hidden_state(value):
             raise NotEncodable(
-                f"{path} is {with_article(type(value).__name__)} whose private attributes are not as the class sets "
-                "them, and only fields are stored; make them fields, or register a codec (oncemore.register_type)"
+                f"{path} is {with_article(type(value).__name__)} whose private attributes are not as the "
+                "class sets them, and only fields are stored; make them fields, or register the type "
+                "(oncemore.register_type)"
             )
         rest = [self.tag_value(remainder, path, depth_left)] if remainder else []
         return {"$object": [type_name(fields.cls), plain, *rest]}
@@ -105,7 +109,7 @@ class TypedEncoder(TaggedEncoder):
             return {"$dumped": dumped}
 
     def _default_form(self, field: ClassField) -> Plain | object:
-        """Return the keyed form of a field's declared default; `NO_DEFAULT` if it has none that is constant."""
+        """Return the keyed form of a field's constant default; `NO_DEFAULT` if it has none."""
         factory, default = field.factory, field.default
         if isinstance(factory, type):
             if factory in _EMPTY_FACTORIES:
@@ -134,7 +138,7 @@ def _member_names(value: Enum, path: str) -> Plain:
     names = [member.name for member in value]
     if _compose_flag(type(value), names) != value:
         raise NotEncodable(f"{path} is {value!r}, which has bits without a name in {type(value).__name__}")
-    return names  # type: ignore[return-value]
+    return names
 
 
 def _compose_flag(cls: type[Flag], names: list[Any]) -> Flag:
@@ -172,7 +176,7 @@ class ValueCodec:
         encoder = TypedEncoder(advice=self._advice)
         plain = encoder.tag_value(value, self._subject)
         if encoder.has_typed:
-            self._check_decoded(plain)
+            self.check_decoded(plain)
         return plain
 
     def decode(self, plain: Any) -> Any:
@@ -182,30 +186,39 @@ class ValueCodec:
         except NeedsAnnotation:
             return TypedDecoder(self._source).decode(plain, self._annotation, self._subject)
 
-    def _check_decoded(self, plain: Plain) -> None:
+    def check_decoded(self, plain: Plain) -> None:
+        """Refuse a stored form that would not be read as the value that it was made of."""
         decoded = TypedDecoder(self._source, is_check=True).decode(plain, self._annotation, self._subject)
         again = TypedEncoder().tag_value(decoded, self._subject)
-        if again != plain:
+        if not _has_same_json(again, plain):
             place = _first_difference(plain, again, self._subject)
             raise NotEncodable(
-                f"{self._subject} changes when it is stored and read, at {place}: its class does not build an equal "
-                "value from its own fields; correct the class, or register a codec (oncemore.register_type)"
+                f"{self._subject} changes when it is stored and read, at {place}: its class does not build "
+                "an equal value from its own fields; correct the class, or register it (oncemore.register_type)"
             )
 
 
 def _first_difference(one: Any, other: Any, path: str) -> str:
     """Return the path of the first part in which two tagged forms differ."""
-    if type(one) is type(other) and isinstance(one, dict) and one.keys() == other.keys():
-        for name, item in one.items():
-            if item != other[name]:
-                if name == "$object":
-                    return _first_difference(item[1], other[name][1], path)
-                return _first_difference(item, other[name], path if name.startswith("$") else f"{path}.{name}")
-    if type(one) is type(other) and isinstance(one, list) and len(one) == len(other):
-        for index, (item, changed) in enumerate(zip(one, other, strict=True)):
-            if item != changed:
-                return _first_difference(item, changed, f"{path}[{index}]")
-    return path
+    is_mapping = isinstance(one, dict)
+    if type(one) is not type(other) or not isinstance(one, dict | list):
+        return path
+    if list(one) != list(other) if is_mapping else len(one) != len(other):
+        return path
+    parts = one.items() if is_mapping else enumerate(one)
+    name, part = next((name, part) for name, part in parts if not _has_same_json(part, other[name]))
+    if name == "$object":
+        return _first_difference(part[1], other[name][1], path)
+    if not is_mapping:
+        path = f"{path}[{name}]"
+    elif not name.startswith("$"):
+        path = f"{path}.{name}"
+    return _first_difference(part, other[name], path)
+
+
+def _has_same_json(one: Any, other: Any) -> bool:
+    """Return whether two tagged forms are written alike; 1 and True are equal in Python, and not in JSON."""
+    return msgspec.json.encode(one) == msgspec.json.encode(other)
 
 
 class AnnotationSource:
@@ -269,19 +282,23 @@ class TypedDecoder:
         try:
             return _compose_flag(cls, names) if isinstance(names, list) else cls[names]
         except KeyError as missing:
-            raise NotEncodable(f"{path} is {name}.{missing.args[0]}, which {cls.__name__} does not have") from None
+            raise NotEncodable(
+                f"{path} is {name}.{missing.args[0]}, which {cls.__name__} does not have"
+            ) from None
 
     def _decode_object(self, parts: list[Any], annotation: Any, path: str) -> Any:
         name, plain, *rest = parts
-        cls, own_annotation = self._choose_class(name, annotation, path, lambda cls: find_fields(cls) is not None)
+        cls, own_annotation = self._choose_class(
+            name, annotation, path, lambda cls: find_fields(cls) is not None
+        )
         fields = find_fields(cls)
         assert fields is not None
         unknown = plain.keys() - fields.by_name.keys()
         if unknown and not self._source.is_lenient:
             # The code may have changed since: a guess could do other work under the same key.
             raise NotEncodable(
-                f"{path} was stored with {', '.join(sorted(unknown))}, which {cls.__name__} does not have here; is "
-                "this another version of it?"
+                f"{path} was stored with {', '.join(sorted(unknown))}, which {cls.__name__} does not have "
+                "here; is this another version of it?"
             )
         annotations = self._source.find_annotations(own_annotation)
         contents = {
@@ -313,13 +330,13 @@ class TypedDecoder:
             return (named or candidates)[0]
         if named:
             raise NotEncodable(
-                f"{path} is {with_article(name)}, and {self._source.place} allows several classes of that name; register "
-                "one of them under another name (oncemore.register_type)"
+                f"{path} is {with_article(name)}, and {self._source.place} allows several classes of that "
+                "name; register one of them under another name (oncemore.register_type)"
             )
         raise NotEncodable(
-            f"{path} is {with_article(name)}, and {self._source.place} has {describe_annotation(annotation)} for it, by "
-            f"which it cannot be read again; annotate it with {name}, or register the type "
-            f"(oncemore.register_type)"
+            f"{path} is {with_article(name)}, and {self._source.place} has {describe_annotation(annotation)} "
+            f"for it, by which it cannot be read again; annotate it with {name}, or register the type "
+            "(oncemore.register_type)"
         )
 
 
@@ -327,9 +344,9 @@ _TYPED_READERS: dict[str, Callable[[TypedDecoder, Any, Any, str], Any]] = {
     "$object": TypedDecoder._decode_object,  # noqa: SLF001 - its own methods
     "$enum": TypedDecoder._decode_enum,  # noqa: SLF001
     "$map": TypedDecoder._decode_pairs,  # noqa: SLF001
-    "$tuple": lambda self, plain, annotation, path: tuple(self._decode_items(plain, annotation, path)),  # noqa: SLF001
-    "$set": lambda self, plain, annotation, path: set(self._decode_items(plain, annotation, path)),  # noqa: SLF001
+    "$tuple": lambda self, plain, annotation, path: tuple(self._decode_items(plain, annotation, path)),
+    "$set": lambda self, plain, annotation, path: set(self._decode_items(plain, annotation, path)),
     "$frozenset": lambda self, plain, annotation, path: frozenset(
-        self._decode_items(plain, annotation, path)  # noqa: SLF001
+        self._decode_items(plain, annotation, path)
     ),
 }

@@ -1,8 +1,9 @@
-"""Encode and decode the arguments of a step, each by the annotation of its parameter."""
+"""Check and decode the recorded arguments of a step, each by the annotation of its parameter."""
 
 from __future__ import annotations
 
 import inspect
+from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Unpack, get_origin
 
 from oncemore.log.tagged_json import PLAIN_VALUES
@@ -34,9 +35,9 @@ class ArgumentCodecs:
         self._annotations: dict[str, Any] | None = None
         self._codecs: dict[str, ValueCodec] = {}
 
-    def encode(self, name: str, value: object) -> Any:
-        """Return the stored form of an argument; refuse one that could not be read as an equal value."""
-        return self._codec_of(name).encode(value)
+    def check(self, name: str, plain: Any) -> None:
+        """Refuse the stored form of an argument from which an equal value could not be read."""
+        self._codec_of(name).check_decoded(plain)
 
     def decode(self, name: str, plain: Any) -> Any:
         """Return an argument from its stored form."""
@@ -71,7 +72,7 @@ def parameter_annotations(function: Callable[..., Any], local_types: dict[str, A
         if hint is None or isinstance(hint, str):
             continue
         if param.kind is param.VAR_POSITIONAL:
-            hints[param.name] = tuple[hint, ...]
+            hints[param.name] = GenericAlias(tuple, (hint, ...))
         elif param.kind is param.VAR_KEYWORD and get_origin(hint) is not Unpack:
-            hints[param.name] = dict[str, hint]
+            hints[param.name] = GenericAlias(dict, (str, hint))
     return hints

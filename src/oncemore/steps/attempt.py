@@ -17,7 +17,7 @@ from oncemore._values import make
 from oncemore.artifacts.artifact import CURRENT_READER, make_label, reference_to_artifact, tag_artifact
 from oncemore.errors import LeaseLost, PolicyViolation, UsageError
 from oncemore.log.record import ArtifactRecord, EventRecord
-from oncemore.log.tagged_json import TaggedEncoder
+from oncemore.log.tagged_json import EVENT_ENCODER, TaggedEncoder
 from oncemore.policy.canonical_json import make_event_id, run_seed
 from oncemore.retries.deadlines import time_remaining
 from oncemore.retries.loop import ENDS
@@ -135,7 +135,11 @@ class Attempt:
             raise UsageError(
                 f"{self.step} emits more than {MOST_EVENTS} events; publish one that sums them up"
             )
-        run, ordinal, plain = self.head.record, len(self.events), tag_value(payload)
+        run, ordinal, plain = (
+            self.head.record,
+            len(self.events),
+            EVENT_ENCODER.tag_value(payload, "the value"),
+        )
         self._check_no_outer_key(topic, plain)
         event = EventRecord(
             state="PENDING",

@@ -104,13 +104,13 @@ def cfg_hash(version: str, config: object) -> str:
     )
 
 
-def tagged_arguments(arguments: Mapping[str, object]) -> tuple[dict[str, Plain], bool]:
-    """Return arguments in their keyed form, and whether one of them is read by its annotation.
+def tagged_arguments(arguments: Mapping[str, object], *, keyed: bool = True) -> tuple[dict[str, Plain], bool]:
+    """Return arguments in their keyed or stored form, and whether one of them is read by its annotation.
 
     Refuse an argument without such a form, by its name.
     """
     # A new one for each call: it remembers whether it has met a value with a class.
-    encoder = TypedEncoder(keyed=True, advice=ARGUMENT_ADVICE)
+    encoder = TypedEncoder(keyed=keyed, advice=ARGUMENT_ADVICE)
     tagged = {name: encoder.tag_value(value, f"argument {name!r}") for name, value in arguments.items()}
     return tagged, encoder.has_typed
 
@@ -181,7 +181,7 @@ class KeyRule:
         tagged, has_typed = tagged_arguments(counted)
         if has_typed:
             # Here, before anything is written: a key can be made of more values than can be read again.
-            self.encode_arguments(counted)
+            self.check_arguments(counted)
         return encode_canonical(tagged)
 
     def compute_alias_keys(
@@ -210,10 +210,12 @@ class KeyRule:
 
     def encode_arguments(self, counted: Kwargs) -> Kwargs:
         """Return arguments in the form that the log stores: decoding gives equal values."""
-        if are_plain_json(counted):
-            return counted
-        encode = self.codecs.encode
-        return {name: encode(name, value) for name, value in counted.items()}
+        return counted if are_plain_json(counted) else tagged_arguments(counted, keyed=False)[0]
+
+    def check_arguments(self, counted: Kwargs) -> None:
+        """Refuse arguments that could not be read again from the form that the log stores."""
+        for name, plain in self.encode_arguments(counted).items():
+            self.codecs.check(name, plain)
 
     def depends_on_arguments(self) -> Iterator[str]:
         """Yield the options of the key that are functions of all arguments."""

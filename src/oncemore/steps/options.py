@@ -17,12 +17,12 @@ from oncemore.limits.cooldown_rules import Cooldown, resource_of, schedule_for
 from oncemore.limits.cooldown_step import CooldownCall
 from oncemore.limits.declarations import resolve_breaker, resolve_rate
 from oncemore.limits.shared_breaker import breaker_entity
+from oncemore.log.result_codec import ResultCodec
 from oncemore.policy.canonical_json import normalize_name
 from oncemore.policy.model import EFFECTS, Failure
 from oncemore.policy.policy import Policy, StepSettings
 from oncemore.retries.limit_options import policy_rate, resolve_budget
 from oncemore.retries.options import CHANGED, function_colour, resolve_policy
-from oncemore.log.result_codec import ResultCodec
 from oncemore.steps.arguments import RecordedArguments
 from oncemore.steps.engine import log
 from oncemore.steps.keys import KeyRule, cfg_hash, evaluate_option, parse_duration

@@ -75,9 +75,13 @@ class Lossy:
 def test_what_an_encoding_would_change_is_refused() -> None:
     value = Lossy("")
     value.when = (1, 2)
-    with pytest.raises(NotEncodable, match=r"the result changes when it is stored and read, at the result\.when"):
+    with pytest.raises(
+        NotEncodable, match=r"the result changes when it is stored and read, at the result\.when"
+    ):
         ResultCodec(Lossy).encode(value)
-    with pytest.raises(NotEncodable, match="the result is an object, which has no form in JSON; return plain"):
+    with pytest.raises(
+        NotEncodable, match="the result is an object, which has no form in JSON; return plain"
+    ):
         ResultCodec(Report).encode(object())
     with pytest.raises(NotEncodable, match="the result is a Report, and the step's return has no annotation"):
         ResultCodec().encode(Report("x"))

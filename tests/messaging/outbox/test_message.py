@@ -61,6 +61,7 @@ def test_the_schema_lists_the_fields_of_a_message() -> None:
         (date(2026, 11, 15), "2026-11-15"),
         (time(12, 30), "12:30:00"),
         (timedelta(minutes=1), "PT60S"),
+        (Path("a") / "b", "a/b"),
         ({"$odd": {"a": 1}}, {"$odd": {"a": 1}}),
     ],
     ids=str,
