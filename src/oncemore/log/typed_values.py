@@ -194,18 +194,19 @@ class ValueCodec:
             place = _first_difference(plain, again, self._subject)
             raise NotEncodable(
                 f"{self._subject} changes when it is stored and read, at {place}: its class does not build "
-                "an equal value from its own fields; correct the class, or register it (oncemore.register_type)"
+                "an equal value from its own fields; correct the class, or register it "
+                "(oncemore.register_type)"
             )
 
 
 def _first_difference(one: Any, other: Any, path: str) -> str:
     """Return the path of the first part in which two tagged forms differ."""
-    is_mapping = isinstance(one, dict)
+    is_mapping = type(one) is dict
     if type(one) is not type(other) or not isinstance(one, dict | list):
         return path
     if list(one) != list(other) if is_mapping else len(one) != len(other):
         return path
-    parts = one.items() if is_mapping else enumerate(one)
+    parts: Any = one.items() if is_mapping else enumerate(one)  # type: ignore[union-attr]
     name, part = next((name, part) for name, part in parts if not _has_same_json(part, other[name]))
     if name == "$object":
         return _first_difference(part[1], other[name][1], path)

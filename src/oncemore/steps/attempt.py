@@ -41,11 +41,6 @@ OURS = "oncemore."
 _ENCODER = TaggedEncoder()
 
 
-def tag_value(value: Any) -> Any:
-    """Return a value in its tagged form, as the log stores it; raise if it cannot be stored."""
-    return _ENCODER.tag_value(value, "the value")
-
-
 class Attempt:
     """One attempt of a durable step, for the code inside the step."""
 
@@ -135,11 +130,8 @@ class Attempt:
             raise UsageError(
                 f"{self.step} emits more than {MOST_EVENTS} events; publish one that sums them up"
             )
-        run, ordinal, plain = (
-            self.head.record,
-            len(self.events),
-            EVENT_ENCODER.tag_value(payload, "the value"),
-        )
+        run, ordinal = self.head.record, len(self.events)
+        plain = EVENT_ENCODER.tag_value(payload, "the value")
         self._check_no_outer_key(topic, plain)
         event = EventRecord(
             state="PENDING",
@@ -225,7 +217,7 @@ class Attempt:
 
     def checkpoint(self, value: Any) -> Any:
         """Store the progress of the work, for `resume()` of a later attempt. In an async step, await it."""
-        return self._save_checkpoint(tag_value(value))
+        return self._save_checkpoint(_ENCODER.tag_value(value, "the value"))
 
     def resume(self, default: Any = None) -> Any:
         """Return the last checkpoint of this run, from any attempt; the default if there is none."""

@@ -57,7 +57,7 @@ S = TypeVar("S", bound=Point)
 
 class Colour(Enum):
     RED = 1
-    CRIMSON = 1
+    CRIMSON = 1  # noqa: PIE796 - another name of it
     BLUE = 2
 
 
