@@ -75,7 +75,7 @@ _REAL_CLOCK = Clock()
 MISSING: Any = object()
 
 
-class WorkflowParked(BaseException):  # noqa: N818 - not an error
+class WorkflowParked(BaseException):
     """Unwinds the function of a workflow that waits; `except Exception` does not catch it."""
 
 
@@ -107,9 +107,7 @@ class RunJournal:
         """Read what the log has added, and the head of the same version; raise if the attempt has lost it."""
         call, attempt = self.call, self.attempt
         while True:
-            self._journal = load_journal(
-                call.store, attempt.head.entity, call.engine.cipher, self._journal
-            )
+            self._journal = load_journal(call.store, attempt.head.entity, call.engine.cipher, self._journal)
             if self._journal.version == attempt.head.version:
                 return self._journal
             head = load_head(call.store, attempt.head.entity, call.engine.cipher)
@@ -139,7 +137,7 @@ class RunJournal:
             )
 
     def append_record(self, record: dict[str, Any]) -> Script:
-        """Append a record to the run; return False if the run has changed and the caller must decide again."""
+        """Append a record to the run; return False if the run has changed: the caller decides again."""
         head, call = self.attempt.head, self.call
         change = RecordChange(JOURNAL, head.record, head.record, {"journal": (record,)})
         try:
@@ -320,7 +318,9 @@ class WorkflowScope(RunJournal):
             waits = [found for inner in error.exceptions if (found := self.find_wait(inner, step))]
             return merge_parks(waits) if waits else None
         first_check_s = _first_check(error)
-        until = getattr(error, "until", 0.0) if isinstance(error, Deferred | CoolingDown | CircuitOpen) else 0.0
+        until = (
+            getattr(error, "until", 0.0) if isinstance(error, Deferred | CoolingDown | CircuitOpen) else 0.0
+        )
         if not first_check_s and not 0 < until < NEVER:
             return None
         run = error.run if isinstance(error, Error) else None
