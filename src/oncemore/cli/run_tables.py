@@ -84,6 +84,8 @@ def print_timeline(out: OutputWriter, timeline: RunTimeline) -> None:
         STATE_COLORS.get(row.state, "bold"),
     )
     tries = f"{row.attempts} of {row.max_attempts} attempts"
+    if row.crashes:
+        tries += f" and {row.crashes} of {row.max_crashes} crashes"
     out.write_line(f"{MARGIN}run {row.run_id}")
     out.write_paragraph(
         f"{tries}, {duration} from {format_time(row.created)} to {format_time(row.changed, day=False)}",
