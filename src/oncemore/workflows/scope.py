@@ -142,12 +142,7 @@ class RunJournal:
         """Append a record to the run; return False if the run has changed: the caller decides again."""
         head, call = self.attempt.head, self.call
         change = RecordChange(JOURNAL, head.record, head.record, {"journal": (record,)})
-        try:
-            saved = yield AppendChange(head, change)
-        except GeneratorExit:
-            # The coroutine was closed after the write: the attempt goes on from the stored head.
-            self.attempt.head = call.last_answer or head
-            raise
+        saved = yield AppendChange(head, change)
         if saved is not None:
             self.attempt.head = saved
             self.journal.add_records(saved.version, call.engine.now(), (record,))
@@ -360,11 +355,10 @@ def _current_task() -> Any:
     trio = find_trio()
     if trio is not None:
         return trio.lowlevel.current_task()
+    # Without an import: code that runs in a task of asyncio has loaded it.
     asyncio: Any = sys.modules.get("asyncio")
-    if asyncio is None:
-        return None
     try:
-        return asyncio.current_task()
+        return asyncio and asyncio.current_task()
     except RuntimeError:
         return None
 

@@ -163,7 +163,7 @@ def _current_scope(function: str) -> WorkflowScope:
     return scope
 
 
-# Functions for the body of a workflow --------------------------------------------------------------------------------
+# Functions for the body of a workflow -----------------------------------------------------------------
 
 
 class _Ended:
