@@ -82,7 +82,7 @@ def test_in_a_document_profile_a_crash_is_an_attempt(tmp_path: Path, policy: str
 @each_colour
 @pytest.mark.parametrize("effect", ["pure", "idempotent", "outbox"])
 def test_ctrl_c_costs_nothing(engine: oncemore.Engine, colour: str, effect: str) -> None:
-    turns = Turns(*[KeyboardInterrupt] * 4, "done")
+    turns = Turns(*[KeyboardInterrupt()] * 4, "done")
     step = made(colour, turns, effect=effect, policy=POLICY.replace(max_attempts=1, max_crashes=1))
     for _ in range(4):
         with pytest.raises(KeyboardInterrupt):
@@ -94,9 +94,8 @@ def test_ctrl_c_costs_nothing(engine: oncemore.Engine, colour: str, effect: str)
 
 
 def test_ctrl_c_in_a_once_step_leaves_its_outcome_unknown_at_no_cost(engine: oncemore.Engine) -> None:
-    step = made(
-        "plain", Turns(KeyboardInterrupt, "paid"), effect="once", policy=POLICY.replace(max_attempts=1)
-    )
+    policy = POLICY.replace(max_attempts=1)
+    step = made("plain", Turns(KeyboardInterrupt(), "paid"), effect="once", policy=policy)
     with pytest.raises(KeyboardInterrupt):
         step()
     run = state_of(step)
