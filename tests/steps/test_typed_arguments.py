@@ -418,7 +418,8 @@ plain_values = st.recursive(
     max_leaves=6,
 )  # fmt: skip
 lines = st.builds(Line, st.text("ab$", max_size=3), st.integers(), st.sampled_from([None, *Colour]))
-places = st.builds(Place, st.floats(allow_nan=False, allow_infinity=False))
+degrees = st.floats(allow_nan=False, allow_infinity=False)
+places = st.builds(Place, degrees, degrees)
 orders = st.builds(
     Order, st.integers(), st.lists(lines, max_size=3), st.none() | places,
     st.dictionaries(st.sampled_from(["a", "$object", "$enum"]), plain_values, max_size=2),
