@@ -62,6 +62,8 @@ class RunRecord(Value):
     budget_debt          retry-budget tokens that the next attempt costs and that were missing; 0: none
     expected_duration_s  duration of the longest failed attempt of this run, if it took a second or more;
                          0: not known
+    traceparent          trace context (W3C) of the process that opened the run; empty: it had no tracing
+    last_traceparent     the same of the last process that claimed it, if that is another trace
     """
 
     state: State = "PENDING"
@@ -98,6 +100,8 @@ class RunRecord(Value):
     failure_counted: bool = False
     budget_debt: float = 0.0
     expected_duration_s: float = 0.0
+    traceparent: str = ""
+    last_traceparent: str = ""
 
 
 class WorkerRecord(Value):

@@ -22,7 +22,7 @@ FetchResult(spilled)        read such a result, verified                   → R
 AskReconcile(head)          call the step's `reconcile` function           → ReconcileAnswer
 SleepSeconds(seconds)       wait                                           → None
 WatchEntity(entity, …)      wait until the entity changes                  → None
-NotifyListeners(event, …)   call the listeners of the engine               → None
+NotifyListeners(event)      call the listeners of engine and process       → None
 
 A script returns an `EndCall`: the value of the call, or its error. `steps.perform` performs the operations.
 """
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from oncemore.artifacts.artifact import Artifact
     from oncemore.control.model import Approval
+    from oncemore.events import ProcessEvent
     from oncemore.log.record import ArtifactRecord, EventRecord, RecordChange
     from oncemore.log.store import StoreTransaction
     from oncemore.policy.policy import Policy
@@ -56,6 +57,7 @@ class AttemptTerms(NamedTuple):
 
     actor     the actor that submitted the run, if a worker will make it
     withheld  arguments that the log does not store: only a caller that has them can make another attempt
+    traceparent  the trace context of this process, if it has tracing
     """
 
     worker: str
@@ -71,6 +73,7 @@ class AttemptTerms(NamedTuple):
     provider: str = ""
     actor: str = ""
     withheld: tuple[str, ...] = ()
+    traceparent: str = ""
 
 
 class LoadHead(NamedTuple):
@@ -343,10 +346,9 @@ class WatchEntity(NamedTuple):
 
 
 class NotifyListeners(NamedTuple):
-    """Call the listeners of the engine."""
+    """Call the listeners of the engine and of the process with an event (`oncemore.events`)."""
 
-    event: str
-    head: LoadedHead
+    event: ProcessEvent
 
 
 class EndCall(NamedTuple):
