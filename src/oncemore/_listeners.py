@@ -14,7 +14,7 @@ from oncemore.errors import UsageError, log_warning
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from typing import Any, Self
 
     from oncemore.events import ProcessEvent
@@ -26,10 +26,13 @@ class EventSubscription:
     Also a context manager that unsubscribes at the end of its block. Calling it calls the function.
     """
 
-    __slots__ = ("_has_failed", "callback")
+    __slots__ = ("_has_failed", "_kinds", "callback")
 
-    def __init__(self, callback: Callable[[ProcessEvent], object]) -> None:
+    def __init__(
+        self, callback: Callable[[ProcessEvent], object], kinds: Collection[type] | None = None
+    ) -> None:
         self.callback = callback
+        self._kinds = kinds
         self._has_failed = False
 
     def __call__(self, event: ProcessEvent) -> object:
@@ -50,6 +53,8 @@ class EventSubscription:
 
     def deliver_event(self, event: ProcessEvent) -> None:
         """Call the function; its errors never reach the work, and only the first one is logged."""
+        if self._kinds is not None and type(event) not in self._kinds:
+            return
         active = _active.get()
         # The function may call steps itself: their events must not call it again, without end.
         if self in active:
@@ -57,7 +62,7 @@ class EventSubscription:
         token = _active.set((*active, self))
         try:
             result: Any = self.callback(event)
-            if hasattr(type(result), "__await__"):
+            if result is not None and hasattr(type(result), "__await__"):
                 # Closing a coroutine avoids the warning that it was never awaited.
                 result.close() if hasattr(result, "close") else None
                 raise UsageError("it returned an awaitable, and events are not awaited")
@@ -90,7 +95,6 @@ def on_event(callback: Callable[[ProcessEvent], object]) -> EventSubscription:
     describes: it must be quick and not async. Its errors are logged once and never reach the work. Return
     the subscription: `unsubscribe()` ends it, and so does the end of a `with` block.
     """
-    global listeners
     if not callable(callback):
         raise UsageError(f"on_event takes a function with one parameter, the event; got {callback!r}")
     if _is_async(callback):
@@ -98,7 +102,15 @@ def on_event(callback: Callable[[ProcessEvent], object]) -> EventSubscription:
             f"{_name_of(callback)} is an async function, and events are not awaited; pass a plain function, "
             "for example one that puts the event into a queue"
         )
-    subscription = EventSubscription(callback)
+    return add_listener(callback)
+
+
+def add_listener(
+    callback: Callable[[ProcessEvent], object], kinds: Collection[type] | None = None
+) -> EventSubscription:
+    """Call a function with the events of these types, or with all of them."""
+    global listeners
+    subscription = EventSubscription(callback, kinds)
     with _lock:
         listeners = (*listeners, subscription)
     return subscription

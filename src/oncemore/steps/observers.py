@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from oncemore import _listeners
 from oncemore.steps.run_events import list_run_events
-from oncemore.steps.step_log import log_event, logger
+from oncemore.steps.step_log import QUIET_EVENTS, log_event, logger
+from oncemore.steps.transitions import FINAL_STATES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from oncemore.events import RunEvent
-    from oncemore.log.record import LoadedHead, RecordChange
+    from oncemore.log.record import LoadedHead, RecordChange, RunRecord
     from oncemore.steps.call import PreparedCall
     from oncemore.steps.ops import AttemptTerms
 
@@ -43,10 +44,10 @@ if TYPE_CHECKING:
         def end_call(self, error: BaseException | None) -> None:
             """End the trace with the call, whatever became of the run."""
 
-    TraceStarter = Callable[[PreparedCall, LoadedHead | None, bool], CallTrace | None]
+    TraceStarter = Callable[[PreparedCall, RunRecord | None, str, bool], CallTrace | None]
 
-#: Makes the trace of a call, from the call, the run that it continues and whether it only submits; None
-#: without tracing.
+#: Makes the trace of a call, from the call, the run that it continues if there is one, the id of the run, and
+#: whether the call only submits it; None without tracing.
 start_trace: TraceStarter | None = None
 
 _DEBUG = 10
@@ -65,7 +66,8 @@ def begin_trace(
     """Start the trace of a call at its first attempt or submission; return the terms with its context."""
     assert start_trace is not None
     if call.trace is None:
-        call.trace = start_trace(call, head, submits)
+        run = None if head is None or head.record.state in FINAL_STATES else head.record
+        call.trace = start_trace(call, run, terms.run_id if run is None else run.run_id, submits)
     return terms if call.trace is None else terms._replace(traceparent=call.trace.traceparent)
 
 
@@ -80,9 +82,10 @@ def is_observed(call: PreparedCall, change: RecordChange) -> bool:
 
 def report_change(call: PreparedCall, entity: str, change: RecordChange, now: float) -> None:
     """Report the events of a stored change."""
-    trace = call.trace
+    trace, logs_all = call.trace, logger.isEnabledFor(_DEBUG)
     for event in list_run_events(entity, change, now, shows_text=call.engine.cipher is None):
-        log_event(event)
+        if logs_all or type(event) not in QUIET_EVENTS:
+            log_event(event)
         if trace is not None:
             trace.apply_event(event)
         _listeners.publish_event(event)

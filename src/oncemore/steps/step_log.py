@@ -6,6 +6,8 @@
 
 Each record has the fields of its event as attributes with the prefix `oncemore_`; the names are those of the
 logger `oncemore.retry`. Texts of errors are redacted. No handler is added: the program decides about that.
+In a program without any handler Python prints warnings to standard error, so that a failing step is not
+silent.
 """
 
 from __future__ import annotations
@@ -101,6 +103,10 @@ _LINES: dict[type, tuple[int, Callable[[Any], str]]] = {
 }
 
 
+#: Events that are logged at DEBUG: those of every run that succeeds at once.
+QUIET_EVENTS = frozenset(kind for kind, (level, _) in _LINES.items() if level == logging.DEBUG)
+
+
 def log_event(event: RunEvent) -> None:
     """Log an event of a run, if its level is enabled."""
     level, describe = _LINES[type(event)]
@@ -109,6 +115,12 @@ def log_event(event: RunEvent) -> None:
         level = logging.DEBUG
     if logger.isEnabledFor(level):
         logger.log(level, "%s (%s): %s", event.step, event.key[:12], describe(event), extra=log_fields(event))
+
+
+def keep_off_stderr() -> None:
+    """Let Python not print these records where the program has no handler: a command prints its own text."""
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())
 
 
 def log_fields(event: RunEvent) -> dict[str, object]:

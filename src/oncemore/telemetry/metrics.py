@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncemore import events
-from oncemore._listeners import on_event
+from oncemore._listeners import add_listener
 from oncemore._values import Value
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class MetricSource:
     def enable(self) -> None:
         """Begin to count."""
         if self._subscription is None:
-            self._subscription = on_event(self.apply_event)
+            self._subscription = add_listener(self.apply_event, self._handlers)
 
     def disable(self) -> None:
         """Stop counting, and remove the metrics."""
@@ -147,9 +147,7 @@ class MetricSource:
 
     def apply_event(self, event: ProcessEvent) -> None:
         """Update the metrics that an event changes."""
-        handler = self._handlers.get(type(event))
-        if handler is not None:
-            handler(event)
+        self._handlers[type(event)](event)
 
     def _limit_value(self, label: str, value: str) -> str:
         """Return the value of a label, or `_OTHER` if the label has too many values already."""

@@ -13,32 +13,36 @@ An error that was retried is on its attempt only; the run has an error if the ru
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context as otel_context
 from opentelemetry import metrics, trace
+from opentelemetry.metrics import Observation
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from oncemore import events
 from oncemore._version import __version__
 from oncemore.errors import Deferred, log_warning
 from oncemore.steps.observers import set_trace_starter
-from oncemore.telemetry.metrics import BUCKETS_S, INSTRUMENTS, MetricSource
+from oncemore.telemetry.metrics import BREAKER_STATE, BUCKETS_S, INSTRUMENTS, MetricSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.metrics import CallbackOptions, MeterProvider
     from opentelemetry.trace import Span, Tracer, TracerProvider
 
     from oncemore.events import RunEvent
-    from oncemore.log.record import LoadedHead
+    from oncemore.log.record import RunRecord
     from oncemore.steps.call import PreparedCall
     from oncemore.telemetry.metrics import Instrument
 
 #: The semantic conventions whose names the attributes use where they exist.
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
+#: The number of metric updates that are collected before they are applied.
+BATCH_SIZE = 64
 #: Names of labels as attributes; `error.type` is a name of the conventions.
 ATTRIBUTE_NAMES = {
     "step": "oncemore.step.name",
@@ -84,21 +88,24 @@ class CallSpans:
     Errors of the SDK never reach the work: the methods that the call uses catch them.
     """
 
-    def __init__(self, tracer: Tracer, call: PreparedCall, head: LoadedHead | None, *, submits: bool) -> None:
+    def __init__(
+        self, tracer: Tracer, call: PreparedCall, run: RunRecord | None, run_id: str, *, submits: bool
+    ) -> None:
         self._tracer, self._step = tracer, call.plan.name
         self._attempt: Span | None = None
         self._outcome = ""
+        # All at once: setting one later costs as much as these four.
         attributes = {
             "oncemore.step.name": self._step,
             "oncemore.key": call.key,
-            "oncemore.effect": call.plan.effect,
+            "oncemore.run.id": run_id,
             "oncemore.policy.name": call.plan.policy_name,
         }
         self._run = tracer.start_span(
             f"oncemore.{'submit' if submits else 'run'} {self._step}",
             kind=SpanKind.PRODUCER if submits else SpanKind.INTERNAL,
             attributes=attributes,
-            links=_list_links(None if head is None else head.record),
+            links=_list_links(run),
         )
         self.traceparent = format_traceparent(self._run.get_span_context())
 
@@ -122,18 +129,18 @@ class CallSpans:
             self._attempt.set_attribute("oncemore.outcome", "unrecorded")
             self._end_attempt()
         outcome = self._outcome or ("deferred" if isinstance(error, Deferred) else "unrecorded")
-        self._run.set_attribute("oncemore.outcome", outcome)
+        # A span without an outcome and without an error is one that completed, as in all of OpenTelemetry.
+        if outcome != "completed":
+            self._run.set_attribute("oncemore.outcome", outcome)
         self._run.end()
 
     def start_attempt(self, event: events.AttemptStarted) -> None:
         """Start the span of an attempt as a child of the run's."""
         self._outcome = ""
-        self._run.set_attribute("oncemore.run.id", event.run_id)
         self._attempt = self._tracer.start_span(
             f"oncemore.attempt {self._step}",
-            context=trace.set_span_in_context(self._run),
+            trace.set_span_in_context(self._run),
             attributes={
-                "oncemore.step.name": self._step,
                 "oncemore.attempt.number": event.attempt,
                 "oncemore.attempt.limit": event.max_attempts,
             },
@@ -200,7 +207,6 @@ class CallSpans:
     def submit_run(self, event: events.RunSubmitted) -> None:
         """Mark the span of a submission as done."""
         self._outcome = "submitted"
-        self._run.set_attribute("oncemore.run.id", event.run_id)
 
     def _end_attempt(self) -> None:
         attempt, self._attempt = self._attempt, None
@@ -238,10 +244,9 @@ class AttemptSpanContext:
         otel_context.detach(self._token)
 
 
-def _list_links(run: Any) -> list[Link]:
+def _list_links(run: RunRecord | None) -> list[Link]:
     """Return links to the span that opened a run and to the last one that claimed it, if they are known."""
-    # A key whose last run has ended begins a new one, which continues nothing.
-    if run is None or run.state in ("COMPLETE", "HARD_FAIL"):
+    if run is None:
         return []
     contexts = (parse_traceparent(text) for text in (run.traceparent, run.last_traceparent) if text)
     return [Link(context) for context in contexts if context is not None]
@@ -268,22 +273,68 @@ def _log_once(error: Exception) -> None:
 
 
 class OpenTelemetryBackend:
-    """Updates the instruments of a meter."""
+    """Updates the instruments of a meter, many updates at a time.
+
+    An update through the SDK takes twice as long if its code is not in the processor's cache. So updates are
+    collected and applied together: when there are `BATCH_SIZE` of them, and when the metrics are read.
+    """
 
     def __init__(self, provider: MeterProvider | None) -> None:
         meter = metrics.get_meter("oncemore", __version__, provider, SCHEMA_URL)
+        self._updates: deque[tuple[Instrument, tuple[str, ...], float]] = deque()
+        self._attributes: dict[tuple[str, tuple[str, ...]], dict[str, str]] = {}
+        self._states: dict[tuple[str, ...], int] = {}
         make: dict[str, Any] = {
             "counter": meter.create_counter,
-            "gauge": meter.create_gauge,
             "histogram": lambda *values: meter.create_histogram(
                 *values, explicit_bucket_boundaries_advisory=BUCKETS_S
             ),
+            # The SDK reads observable instruments first, then everything else.
+            "gauge": lambda name, *values: meter.create_observable_gauge(name, [self._read_states], *values),
         }
         self._instruments = {one.name: make[one.kind](one.name, one.unit, one.meaning) for one in INSTRUMENTS}
-        #: The attributes of each combination of labels: making them anew costs as much as the update.
-        self._attributes: dict[tuple[str, tuple[str, ...]], dict[str, str]] = {}
 
-    def _find(self, instrument: Instrument, labels: tuple[str, ...]) -> tuple[Any, dict[str, str]]:
+    def add_count(self, instrument: Instrument, labels: tuple[str, ...]) -> None:
+        """Add one to a counter."""
+        self._updates.append((instrument, labels, 1))
+        if len(self._updates) >= BATCH_SIZE:
+            self.apply_updates()
+
+    def record_seconds(self, instrument: Instrument, labels: tuple[str, ...], seconds: float) -> None:
+        """Record a duration in a histogram."""
+        self._updates.append((instrument, labels, seconds))
+        if len(self._updates) >= BATCH_SIZE:
+            self.apply_updates()
+
+    def set_state(self, instrument: Instrument, labels: tuple[str, ...], value: int) -> None:
+        """Set a gauge."""
+        self._states[labels] = value
+
+    def apply_updates(self) -> None:
+        """Apply the updates that were collected; several threads may do so at once."""
+        counts: dict[tuple[Instrument, tuple[str, ...]], int] = {}
+        updates = self._updates
+        while updates:
+            try:
+                instrument, labels, value = updates.popleft()
+            except IndexError:  # another thread was faster
+                break
+            if instrument.kind == "counter":
+                counts[instrument, labels] = counts.get((instrument, labels), 0) + 1
+            else:
+                self._instruments[instrument.name].record(value, self._attributes_of(instrument, labels))
+        for (instrument, labels), count in counts.items():
+            self._instruments[instrument.name].add(count, self._attributes_of(instrument, labels))
+
+    def _read_states(self, options: CallbackOptions) -> list[Observation]:
+        """Return the states of breakers; the SDK calls this whenever it reads the metrics."""
+        self.apply_updates()
+        return [
+            Observation(value, self._attributes_of(BREAKER_STATE, labels))
+            for labels, value in list(self._states.items())
+        ]
+
+    def _attributes_of(self, instrument: Instrument, labels: tuple[str, ...]) -> dict[str, str]:
         known = (instrument.name, labels)
         attributes = self._attributes.get(known)
         if attributes is None:
@@ -291,25 +342,12 @@ class OpenTelemetryBackend:
             # `error.type` is absent on success.
             attributes = {ATTRIBUTE_NAMES[label]: value for label, value in pairs if value}
             self._attributes[known] = attributes
-        return self._instruments[instrument.name], attributes
-
-    def add_count(self, instrument: Instrument, labels: tuple[str, ...]) -> None:
-        """Add one to a counter."""
-        counter, attributes = self._find(instrument, labels)
-        counter.add(1, attributes)
-
-    def record_seconds(self, instrument: Instrument, labels: tuple[str, ...], seconds: float) -> None:
-        """Record a duration in a histogram."""
-        histogram, attributes = self._find(instrument, labels)
-        histogram.record(seconds, attributes)
-
-    def set_state(self, instrument: Instrument, labels: tuple[str, ...], value: int) -> None:
-        """Set a gauge."""
-        gauge, attributes = self._find(instrument, labels)
-        gauge.set(value, attributes)
+        return attributes
 
     def close(self) -> None:
-        """Do nothing: the instruments of a meter cannot be removed."""
+        """Apply what is left; the instruments of a meter cannot be removed."""
+        self.apply_updates()
+        self._states.clear()
 
 
 # Switching on and off -------------------------------------------------------------------------------
@@ -322,10 +360,12 @@ class OpenTelemetryExport:
         self._tracer = trace.get_tracer("oncemore", __version__, tracer_provider, SCHEMA_URL)
         self._metrics = MetricSource(OpenTelemetryBackend(meter_provider))
 
-    def start_trace(self, call: PreparedCall, head: LoadedHead | None, submits: bool) -> CallSpans | None:
+    def start_trace(
+        self, call: PreparedCall, run: RunRecord | None, run_id: str, submits: bool
+    ) -> CallSpans | None:
         """Start the spans of a call; return None if the SDK fails."""
         try:
-            return CallSpans(self._tracer, call, head, submits=submits)
+            return CallSpans(self._tracer, call, run, run_id, submits=submits)
         except Exception as error:  # noqa: BLE001 - telemetry must not end the work
             _log_once(error)
             return None
