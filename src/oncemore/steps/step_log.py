@@ -50,10 +50,19 @@ def _describe_attempt(event: Any) -> str:
     return f"attempt {event.attempt} of {event.max_attempts}"
 
 
+def _describe_position(event: Any) -> str:
+    return f"after {_describe_attempt(event)}" if event.attempt else "before its first attempt"
+
+
+def _describe_wait(event: Any) -> str:
+    # Minutes are shown with whole seconds: 599.9 s is ten minutes.
+    return format_seconds(round(event.delay_s) if event.delay_s >= 60 else event.delay_s)
+
+
 def _describe_failure(event: Any) -> str:
     text = f"{_describe_attempt(event)} failed with {_describe_error(event)}"
     if event.action in ("retry", "defer"):
-        return f"{text}; next attempt in {format_seconds(event.delay_s)}"
+        return f"{text}; next attempt in {_describe_wait(event)}"
     return f"{text}; no further attempt: {event.reason}"
 
 
@@ -76,12 +85,12 @@ _LINES: dict[type, tuple[int, Callable[[Any], str]]] = {
     ),
     events.RunDeferred: (
         logging.INFO,
-        lambda event: f"waits {format_seconds(event.delay_s)} for its next attempt: {event.reason}",
+        lambda event: f"waits {_describe_wait(event)} for its next attempt: {event.reason}",
     ),
     events.RunHeld: (
         logging.WARNING,
         lambda event: (
-            f"held for an operator after {_describe_attempt(event)}: {event.held_for}"
+            f"held for an operator {_describe_position(event)}: {event.held_for}"
             + (f", {_describe_error(event)}" if event.error_type else "")
             + "; oncemore quarantine list shows it"
         ),
@@ -90,7 +99,7 @@ _LINES: dict[type, tuple[int, Callable[[Any], str]]] = {
     events.RunFailed: (
         logging.WARNING,
         lambda event: (
-            f"failed after {_describe_attempt(event)}, no further attempt: {event.reason}"
+            f"failed {_describe_position(event)}, no further attempt: {event.reason}"
             + (f", {_describe_error(event)}" if event.error_type else "")
         ),
     ),
