@@ -74,7 +74,8 @@ def _end_of_attempt(
     run, body = change.after, change.body
     assert type(run) is RunRecord
     proof = body.get("proof", {})
-    event = "" if "DECISION" in change.marks else proof.get("inputs", {}).get("event", "")
+    inputs = proof.get("inputs", {})
+    event = "" if "DECISION" in change.marks else inputs.get("event", "")
     if event == LEASE_EXPIRED:
         return [make(RunTakenOver, (*common, last.worker))]
     # An attempt that was released does not count: its number is the one that it had.
@@ -82,7 +83,8 @@ def _end_of_attempt(
     if event in LOST:
         return [make(AttemptInterrupted, (*common, event))]
     action = proof.get("action", "stop")
-    delay = max(0.0, run.not_before - now) if action in ("retry", "defer") else 0.0
+    # As it was decided: a part of it has passed while the decision was stored.
+    delay = max(0.0, run.not_before - inputs.get("now", now)) if action in ("retry", "defer") else 0.0
     duration = max(0.0, now - last.started_at) if "duration_s" not in body else body["duration_s"]
     return [make(AttemptFailed, (*common, action, run.reason, delay, *error, duration))]
 
