@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         RestoredCopy,
         ResultUnavailable,
         RetriesExhausted,
+        SignalTimeout,
         StaleDecision,
         StepFailed,
         StoreError,
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     from oncemore.steps.secret import Secret
     from oncemore.workers.job_run import JobRun
     from oncemore.workers.worker import Worker
+    from oncemore.workflows.workflow import Workflow, set_value, sleep, wait_for, workflow
 
 # The same names as strings: the imports above are only for the type checker.
 _NAMES_BY_MODULE = {
@@ -91,7 +93,7 @@ _NAMES_BY_MODULE = {
     "DeadlineExceeded Deferred Error InProgress KeyConflict KeyExpired LeaseLost "
     "MissingExtra NeedsReview NotPermitted OutcomeUncertain OutcomeUnknown "
     "PermanentError PermanentFailure PolicyError PolicyViolation PolicyWarning "
-    "Quarantined RestoredCopy ResultUnavailable RetriesExhausted StaleDecision "
+    "Quarantined RestoredCopy ResultUnavailable RetriesExhausted SignalTimeout StaleDecision "
     "StepFailed StoreError TransientError UsageError",
     "oncemore.limits.cooldown_rules": "Cooldown",
     "oncemore.limits.declarations": "Breaker Budget Rate",
@@ -114,6 +116,7 @@ _NAMES_BY_MODULE = {
     "oncemore.steps.secret": "Secret",
     "oncemore.workers.job_run": "JobRun",
     "oncemore.workers.worker": "Worker",
+    "oncemore.workflows.workflow": "Workflow set_value sleep wait_for workflow",
 }
 _MODULE_OF_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 #: Public modules that need no import of their own: `oncemore.backoff.exponential(1)`.
@@ -166,6 +169,7 @@ __all__ = [
     "Run",
     "Schedule",
     "Secret",
+    "SignalTimeout",
     "StaleDecision",
     "Step",
     "StepFailed",
@@ -173,6 +177,7 @@ __all__ = [
     "TransientError",
     "UsageError",
     "Worker",
+    "Workflow",
     "__version__",
     "abandoned_calls",
     "applied",
@@ -190,9 +195,13 @@ __all__ = [
     "open",
     "retry",
     "retrying",
+    "set_value",
+    "sleep",
     "step",
     "time_remaining",
     "unknown",
+    "wait_for",
+    "workflow",
 ]
 
 

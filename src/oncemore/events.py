@@ -69,8 +69,30 @@ class RunDeferred(Value):
     delay_s: float
 
 
+class RunParked(Value):
+    """A workflow waits for a time, a signal or an inner run; the attempt that got there does not count."""
+
+    step: str
+    key: str
+    run_id: str
+    attempt: int
+    max_attempts: int
+    tenant: str
+    correlation_id: str
+    provider: str
+    policy: str
+    at: float
+    reason: str
+    delay_s: float
+
+
 class RunTakenOver(Value):
-    """An attempt was lost with its worker, and this process has closed it; `worker` is the lost worker."""
+    """An attempt was lost with its process, and this process has closed it.
+
+    worker       the worker that is gone
+    crash_count  attempts of the run that were lost so far, of at most `max_crashes`; both are 0 under a
+                 policy that counts lost attempts as attempts
+    """
 
     step: str
     key: str
@@ -83,6 +105,8 @@ class RunTakenOver(Value):
     policy: str
     at: float
     worker: str
+    crash_count: int
+    max_crashes: int
 
 
 class RunHeld(Value):
@@ -289,6 +313,7 @@ RunEvent = (
     RunSubmitted
     | RunStarted
     | RunDeferred
+    | RunParked
     | RunTakenOver
     | RunHeld
     | RunReleased

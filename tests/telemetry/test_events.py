@@ -14,6 +14,7 @@ import pytest
 import oncemore
 from oncemore import events
 from oncemore.log.entry_codec import load_head
+from oncemore.steps.release import release_attempts
 from tests.telemetry.work import QUICK, make_step
 
 if TYPE_CHECKING:
@@ -154,7 +155,8 @@ def test_an_attempt_that_was_lost_with_its_worker_is_taken_over(tmp_path: Path, 
         assert make_step(7)() == 7
     assert names(heard) == ["RunTakenOver", "AttemptStarted", "RunCompleted"]
     assert heard[0].worker
-    assert (heard[0].attempt, heard[1].attempt) == (1, 2)
+    assert (heard[0].attempt, heard[0].crash_count, heard[0].max_crashes) == (1, 1, 20)
+    assert heard[1].attempt == 1, "a crash is not a failed attempt"
 
 
 def test_a_run_behind_an_open_breaker_is_deferred(engine: oncemore.Engine, heard: list[Any]) -> None:
@@ -419,3 +421,38 @@ def test_the_logger_of_retry_is_not_that_of_steps(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.DEBUG), pytest.raises(OSError, match="down"):
         oncemore.retrying(make_raiser(OSError("down")), on=OSError)()
     assert {record.name for record in caplog.records} == {"oncemore.retry"}
+
+
+# Workflows and workers that stop --------------------------------------------------------------------
+
+
+def test_a_workflow_that_sleeps_is_parked_and_started_once(clock: FakeClock, heard: list[Any]) -> None:
+    @oncemore.workflow(name="shop.order")
+    def order() -> int:
+        oncemore.sleep(600)
+        return 7
+
+    with oncemore.open("memory:") as engine:
+        with pytest.raises(oncemore.Deferred):
+            order()
+        clock.advance(601)
+        assert order() == 7
+        assert engine.now() > 0
+    assert names(heard) == ["RunStarted", "AttemptStarted", "RunParked", "AttemptStarted", "RunCompleted"]
+    assert heard[2].attempt == 1
+    assert 590 < heard[2].delay_s <= 600
+
+
+def test_an_attempt_that_a_stopping_worker_leaves_is_interrupted(
+    engine: oncemore.Engine, heard: list[Any]
+) -> None:
+    @oncemore.step(effect="idempotent", name="shop.charge")
+    def charge() -> int:
+        if oncemore.current().number == 1:
+            assert release_attempts(engine) == 1
+        return 7
+
+    # The first attempt no longer holds the run: the call makes another one.
+    assert charge() == 7
+    assert names(heard)[:4] == ["RunStarted", "AttemptStarted", "AttemptInterrupted", "AttemptStarted"]
+    assert heard[2].reason == "interrupted"

@@ -152,7 +152,7 @@ def test_a_take_over_is_a_warning_that_names_the_lost_worker(tmp_path: Path, lin
         assert make_step(7)() == 7
     (line,) = lines.warnings
     assert "taken over from worker " in line
-    assert line.endswith("which is gone; attempt 1 of 3 is lost with it")
+    assert line.endswith("which is gone; attempt 1 of 3 is lost with it, crash 1 of 20")
 
 
 def test_a_long_text_is_cut_in_the_line_and_whole_in_the_field(

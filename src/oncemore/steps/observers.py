@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from oncemore.events import RunEvent
     from oncemore.log.record import LoadedHead, RecordChange, RunRecord
     from oncemore.steps.call import PreparedCall
+    from oncemore.steps.engine import Engine
     from oncemore.steps.ops import AttemptTerms
 
     class CallTrace(Protocol):
@@ -80,10 +81,12 @@ def is_observed(call: PreparedCall, change: RecordChange) -> bool:
     return state not in _QUIET_STATES or logger.isEnabledFor(_DEBUG)
 
 
-def report_change(call: PreparedCall, entity: str, change: RecordChange, now: float) -> None:
-    """Report the events of a stored change."""
-    trace, logs_all = call.trace, logger.isEnabledFor(_DEBUG)
-    for event in list_run_events(entity, change, now, shows_text=call.engine.cipher is None):
+def report_change(
+    engine: Engine, entity: str, change: RecordChange, now: float, trace: CallTrace | None = None
+) -> None:
+    """Report the events of a stored change; to the trace of the call that made it, if it has one."""
+    logs_all = logger.isEnabledFor(_DEBUG)
+    for event in list_run_events(entity, change, now, shows_text=engine.cipher is None):
         if logs_all or type(event) not in QUIET_EVENTS:
             log_event(event)
         if trace is not None:

@@ -21,7 +21,8 @@ from oncemore.log.store import Batch, Conflict, JoinedWriteFailed, Stored
 from oncemore.retries import deadlines
 from oncemore.retries.loop import ENDS, CallFunction
 from oncemore.steps import append, observers, operations
-from oncemore.steps.attempt import CURRENT, AttemptContext, RunningAttempt
+from oncemore.steps.attempt import CURRENT, RunningAttempt
+from oncemore.steps.current_attempt import AttemptContext
 from oncemore.steps.ops import (
     AppendChange,
     AskPermission,
@@ -287,7 +288,8 @@ def apply_result(call: PreparedCall, op: AppendChange, after: LoadedHead, answer
     if engine.notifier is not None and engine.notifier.concerns(op.change):
         engine.notifier.wake_thread(engine)
     if observers.is_observed(call, op.change):
-        observers.report_change(call, op.head.entity, op.change, call.store.now() + clocks.current.offset)
+        now = call.store.now() + clocks.current.offset
+        observers.report_change(engine, op.head.entity, op.change, now, call.trace)
     return after
 
 

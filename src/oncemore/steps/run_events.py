@@ -17,12 +17,14 @@ from oncemore.events import (
     RunDeferred,
     RunFailed,
     RunHeld,
+    RunParked,
     RunReleased,
     RunStarted,
     RunSubmitted,
     RunTakenOver,
 )
 from oncemore.log.record import RunRecord
+from oncemore.policy.closing import LEASE_EXPIRED
 from oncemore.steps.refusals import LOST
 
 if TYPE_CHECKING:
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
     #: The fields that all events of a run begin with.
     CommonFields = tuple[Any, ...]
 
-#: The closing of an attempt whose worker is gone; every other lost attempt was interrupted.
-LEASE_EXPIRED = "lease_expired"
 _NO_RUN = RunRecord()
 
 
@@ -51,11 +51,11 @@ def list_run_events(
         *(run.step, entity[4:], run.run_id, run.attempt_count, run.max_attempts),
         *(run.tenant, run.correlation_id, run.provider, run.policy, now),
     )
-    if "INTENT" in change.marks:
-        started = make(AttemptStarted, common)
-        return [make(RunStarted, common), started] if run.attempt_count == 1 else [started]
     is_same_run = type(before) is RunRecord and before.run_id == run.run_id
     last: Any = before if is_same_run else _NO_RUN
+    if "INTENT" in change.marks:
+        started = make(AttemptStarted, common)
+        return [started] if last.started_at else [make(RunStarted, common), started]
     if run.state == "RUNNING" or (last.state == run.state and last.state in ("COMPLETE", "HARD_FAIL")):
         return []
     body = change.body
@@ -73,13 +73,15 @@ def _end_of_attempt(
     """Return the event of an attempt that ended without success."""
     run, body = change.after, change.body
     assert type(run) is RunRecord
+    # An attempt that was lost or released does not count any more: its number is the one that it had.
+    common = (*common[:3], last.attempt_count, *common[4:])
+    if run.state == "PENDING":
+        return [make(RunParked, (*common, run.reason, max(0.0, run.not_before - now)))]
     proof = body.get("proof", {})
     inputs = proof.get("inputs", {})
     event = "" if "DECISION" in change.marks else inputs.get("event", "")
     if event == LEASE_EXPIRED:
-        return [make(RunTakenOver, (*common, last.worker))]
-    # An attempt that was released does not count: its number is the one that it had.
-    common = (*common[:3], last.attempt_count, *common[4:])
+        return [make(RunTakenOver, (*common, last.worker, run.crash_count, run.max_crashes))]
     if event in LOST:
         return [make(AttemptInterrupted, (*common, event))]
     action = proof.get("action", "stop")

@@ -81,11 +81,16 @@ _LINES: dict[type, tuple[int, Callable[[Any], str]]] = {
         lambda event: (
             f"taken over from worker {event.worker}, which is gone; "
             f"{_describe_attempt(event)} is lost with it"
+            + (f", crash {event.crash_count} of {event.max_crashes}" if event.max_crashes else "")
         ),
     ),
     events.RunDeferred: (
         logging.INFO,
         lambda event: f"waits {_describe_wait(event)} for its next attempt: {event.reason}",
+    ),
+    events.RunParked: (
+        logging.DEBUG,
+        lambda event: f"parked for at most {_describe_wait(event)}: {event.reason}",
     ),
     events.RunHeld: (
         logging.WARNING,

@@ -77,7 +77,7 @@ RUNS = Instrument(
     "counter",
     "{run}",
     ("step", "outcome", "error"),
-    "Runs by what became of them: submitted, completed, failed, held, or deferred before an attempt",
+    "Runs by what became of them: submitted, completed, failed, held, parked, or deferred before an attempt",
 )
 RUN_DURATION = Instrument(
     "oncemore.run.duration",
@@ -123,6 +123,7 @@ class MetricSource:
         self._handlers: dict[type, Callable[[Any], None]] = {
             events.RunSubmitted: lambda event: self._count_run(event, "submitted"),
             events.RunDeferred: self._count_deferral,
+            events.RunParked: lambda event: self._count_run(event, "parked"),
             events.RunTakenOver: lambda event: self._count_attempt(event, "lost", ""),
             events.RunHeld: lambda event: self._count_run(event, "held", event.error_code),
             events.RunCompleted: self._count_completion,

@@ -204,6 +204,13 @@ class CallSpans:
         self._outcome = "deferred"
         self._run.set_attribute("oncemore.reason", event.reason)
 
+    def park_run(self, event: events.RunParked) -> None:
+        """End the span of an attempt of a workflow that waits from here on."""
+        self._outcome = "parked"
+        if self._attempt is not None:
+            self._attempt.set_attribute("oncemore.outcome", "parked")
+            self._end_attempt()
+
     def submit_run(self, event: events.RunSubmitted) -> None:
         """Mark the span of a submission as done."""
         self._outcome = "submitted"
@@ -223,6 +230,7 @@ _SPAN_HANDLERS: dict[type, Callable[[CallSpans, Any], None]] = {
     events.RunFailed: CallSpans.fail_run,
     events.RunHeld: CallSpans.hold_run,
     events.RunDeferred: CallSpans.defer_run,
+    events.RunParked: CallSpans.park_run,
     events.RunSubmitted: CallSpans.submit_run,
 }
 
