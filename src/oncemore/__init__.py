@@ -20,7 +20,8 @@ from oncemore._version import __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from oncemore import backoff, jitter
+    from oncemore import backoff, events, jitter
+    from oncemore._listeners import EventSubscription, on_event
     from oncemore.artifacts.artifact import Artifact
     from oncemore.classifiers.classify import classify
     from oncemore.classifiers.custom import classifier
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
 
 # The same names as strings: the imports above are only for the type checker.
 _NAMES_BY_MODULE = {
+    "oncemore._listeners": "EventSubscription on_event",
     "oncemore.artifacts.artifact": "Artifact",
     "oncemore.classifiers.classify": "classify",
     "oncemore.classifiers.custom": "classifier",
@@ -120,7 +122,7 @@ _NAMES_BY_MODULE = {
 }
 _MODULE_OF_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 #: Public modules that need no import of their own: `oncemore.backoff.exponential(1)`.
-_MODULES = ("backoff", "jitter")
+_MODULES = ("backoff", "events", "jitter")
 
 __all__ = [
     "AbandonedCall",
@@ -141,6 +143,7 @@ __all__ = [
     "EarlierBodies",
     "Engine",
     "Error",
+    "EventSubscription",
     "Failure",
     "InProgress",
     "Jitter",
@@ -186,9 +189,11 @@ __all__ = [
     "classify",
     "context",
     "current",
+    "events",
     "get_decision",
     "jitter",
     "not_applied",
+    "on_event",
     "open",
     "register_type",
     "retry",

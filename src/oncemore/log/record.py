@@ -66,6 +66,8 @@ class RunRecord(Value):
                          0: not known
     crash_count          attempts of this run that were lost with their process
     max_crashes          limit of crash_count; 0: lost and interrupted attempts stay in attempt_count
+    traceparent          trace context (W3C) of the process that opened the run; empty: it had no tracing
+    last_traceparent     the same of the last process that claimed it, if that is another trace
     """
 
     state: State = "PENDING"
@@ -104,6 +106,8 @@ class RunRecord(Value):
     expected_duration_s: float = 0.0
     crash_count: int = 0
     max_crashes: int = 0
+    traceparent: str = ""
+    last_traceparent: str = ""
 
 
 class WorkerRecord(Value):

@@ -46,7 +46,7 @@ CALL_OPERATIONS = OperationTable(
         ops.CheckArtifact: operations.check_artifact,
         ops.SpillResult: operations.spill_result,
         ops.FetchResult: operations.fetch_result,
-        ops.NotifyListeners: lambda call, op: call.engine.listener.notify(op.event, op.head),
+        ops.NotifyListeners: lambda call, op: call.engine.listener.notify(op.event),
     },
     {
         ops.SleepSeconds: operations.sleep_seconds_async,

@@ -380,11 +380,11 @@ class Worker:
         if outcome == "refused" and refused_count == poll.MAX_REFUSED:
             log.error("oncemore: %s is set aside: %d of its runs do not fit here", turn.step, refused_count)
         # Only the first refusal of a step is a warning; thousands may follow for the same reason.
-        is_warning = outcome in ("failed", "held", "store_error") or (
-            outcome == "refused" and refused_count <= 1
-        )
+        is_warning = outcome == "store_error" or (outcome == "refused" and refused_count <= 1)
+        # The logger `oncemore.steps` has said these already.
+        level = logging.DEBUG if outcome in ("failed", "held", "deferred") else logging.INFO
         text = f"{turn.step} ({turn.entity[4:16]}) {outcome}: {error}"
-        log.log(logging.WARNING if is_warning else logging.INFO, "oncemore: %s", text)
+        log.log(logging.WARNING if is_warning else level, "oncemore: %s", text)
 
 
 def _check_step(candidate: object) -> Step[..., Any]:
