@@ -12,8 +12,8 @@ import pytest
 
 import oncemore
 from oncemore.log.entry_codec import decode_head, decode_header
-from oncemore.log.record import ScheduleRecord
 from oncemore.log.store import HeadQuery
+from oncemore.schedules.record import ScheduleRecord
 from oncemore.steps.history import verify_chain
 from tests.schedules.fleet import EVERY_S
 

@@ -10,9 +10,9 @@ import pytest
 
 import oncemore
 from oncemore.log.entry_codec import decode_head, decode_header
-from oncemore.log.record import ScheduleRecord
 from oncemore.log.store import HeadQuery
 from oncemore.schedules.driver import ScheduleDriver
+from oncemore.schedules.record import ScheduleRecord
 from oncemore.steps.decorator import known_step
 from tests.crash.harness import CrashingStore, crash_at_every_write, open_engine_on
 

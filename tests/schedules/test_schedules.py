@@ -14,9 +14,9 @@ import oncemore
 from oncemore.errors import MissingExtra, UsageError
 from oncemore.log.entry_codec import decode_head
 from oncemore.log.memory import MemoryStore
-from oncemore.log.record import ScheduleRecord
 from oncemore.log.store import HeadQuery
 from oncemore.schedules import driver, ticks
+from oncemore.schedules.record import ScheduleRecord
 from oncemore.steps.decorator import known_step
 from oncemore.steps.engine import Engine
 from oncemore.testing import FakeClock

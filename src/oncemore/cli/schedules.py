@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from oncemore.cli.output import OutputWriter
-    from oncemore.log.record import ScheduleRecord
     from oncemore.queries.schedules import QueueView, ScheduleView
+    from oncemore.schedules.record import ScheduleRecord
     from oncemore.steps.engine import Engine
 
 SCHEDULE_HEADS = ("schedule", "step", "times", "zone", "last tick", "next tick", "missed", "remark")

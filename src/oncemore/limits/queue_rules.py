@@ -15,6 +15,12 @@ class StepQueue(Value):
     concurrency: int
 
 
+class FindQueueSlot(Value):
+    """The operation that finds a free slot in a queue, without taking it (`steps.ops`)."""
+
+    queue: StepQueue
+
+
 class QueueSlot(Value):
     """One slot of a queue: the attempt that took it last (`limits.queue_step`).
 

@@ -18,13 +18,13 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from oncemore.limits.queue_rules import MAX_CONCURRENCY, QueueSlot
+from oncemore.limits.queue_rules import MAX_CONCURRENCY, FindQueueSlot, QueueSlot
 from oncemore.log.entry_codec import decode_head, load_head
 from oncemore.log.group_commit import InterruptShield
 from oncemore.log.record import NOWHERE, LoadedHead, RecordChange, RunRecord
 from oncemore.log.store import HeadQuery
 from oncemore.steps import refusals, transitions
-from oncemore.steps.ops import AppendChange, EndCall, FindQueueSlot, WatchLog
+from oncemore.steps.ops import AppendChange, EndCall, WatchLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

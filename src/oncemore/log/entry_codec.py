@@ -36,11 +36,11 @@ from oncemore.log.record import (
     RecordChange,
     RecordedPolicy,
     RunRecord,
-    ScheduleRecord,
     StoreSecret,
 )
 from oncemore.log.store import Conflict, EntryWrite, HeadIndex
 from oncemore.policy.canonical_json import LARGEST_INTEGER
+from oncemore.schedules.record import ScheduleRecord
 
 if TYPE_CHECKING:
     from oncemore.log.encryption import BodyCipher
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 #: Marks of entries that have a single one.
 CHECKPOINT: tuple[Any, ...] = ("CHECKPOINT",)
+JOURNAL: tuple[Any, ...] = ("JOURNAL",)
+SIGNAL: tuple[Any, ...] = ("SIGNAL",)
 EVENT: tuple[Any, ...] = ("EVENT",)
 ARTIFACT: tuple[Any, ...] = ("ARTIFACT",)
 #: Index state of a run that waits for an operator, in any state of the run: held runs are few among many

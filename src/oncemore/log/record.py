@@ -21,6 +21,7 @@ from oncemore.control.model import Approval, SwitchBoard
 from oncemore.limits.cooldown_rules import ResourceRecord
 from oncemore.limits.queue_rules import QueueSlot
 from oncemore.policy.model import check_transition
+from oncemore.schedules.record import ScheduleRecord
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,9 +31,11 @@ if TYPE_CHECKING:
 
     StateMark = Literal["PENDING", "RUNNING", "SOFT_FAIL", "HARD_FAIL", "COMPLETE", "INTENT", "COMMIT"]
     RunMark = Literal["CHECKPOINT", "DECISION", "ESCALATION", "PRUNE", "ERASE", "EVENT", "ARTIFACT"]
+    WorkflowMark = Literal["JOURNAL", "SIGNAL"]
     EventMark = Literal["SENDING", "DELIVERED", "DEAD"]
     OtherMark = Literal["MAINTENANCE", "LEASE", "JOB", "RESOURCE", "BREAKER", "QUOTA", "SECRET", "POLICY"]
-    Mark = StateMark | RunMark | EventMark | OtherMark | Literal["CONTROL", "APPROVAL", "SCHEDULE", "QUEUE"]
+    EntityMark = Literal["CONTROL", "APPROVAL", "SCHEDULE", "QUEUE"]
+    Mark = StateMark | RunMark | WorkflowMark | EventMark | OtherMark | EntityMark
     State_ = TypeVar("State_", bound="Entity")
 
 #: Number of the stored format; it is part of every header and head.
@@ -46,8 +49,9 @@ class RunRecord(Value):
 
     fence                raised by every INTENT; the store rejects a write with an older fence
     attempt              number of the last attempt, counted over all runs of the key
-    attempt_count        attempts of this run
-    max_attempts         limit of attempts of this run
+    attempt_count        attempts of this run that count in max_attempts: it includes the running one, and
+                         not one that was lost with its process, interrupted, or never begun
+    max_attempts         limit of attempt_count
     not_before           earliest time of the next attempt
     deadline             time at which the run must have ended; 0: none
     held_for             the reason why the run waits for an operator; empty: it does not wait
@@ -63,6 +67,10 @@ class RunRecord(Value):
     budget_debt          retry-budget tokens that the next attempt costs and that were missing; 0: none
     expected_duration_s  duration of the longest failed attempt of this run, if it took a second or more;
                          0: not known
+    crash_count          attempts of this run that were lost with their process
+    max_crashes          limit of crash_count; 0: lost and interrupted attempts stay in attempt_count
+    traceparent          trace context (W3C) of the process that opened the run; empty: it had no tracing
+    last_traceparent     the same of the last process that claimed it, if that is another trace
     """
 
     state: State = "PENDING"
@@ -99,6 +107,10 @@ class RunRecord(Value):
     failure_counted: bool = False
     budget_debt: float = 0.0
     expected_duration_s: float = 0.0
+    crash_count: int = 0
+    max_crashes: int = 0
+    traceparent: str = ""
+    last_traceparent: str = ""
 
 
 class WorkerRecord(Value):
@@ -303,35 +315,6 @@ class RecordedPolicy(Value):
     created_at: float = 0.0
     fields: dict[str, Any] = {}  # noqa: RUF012 - never changed in place
     source: str = ""
-
-
-class ScheduleRecord(Value):
-    """A schedule of a step: its declaration, and its place in time (`schedules.driver`).
-
-    state          always ACTIVE: switches stop the step
-    expression     the cron expression; empty if `every_s` has the interval, counted from `start_at`
-    missed         "skip", "once" or "all": the ticks that were not taken in time
-    declared_at    time at which a worker last wrote the declaration
-    last_tick      the last tick that got a run; 0: none
-    next_tick      the next tick
-    tick_count     number of ticks that got a run
-    skipped_count  number of missed ticks without a run, as far as they were counted
-    """
-
-    state: str = "ACTIVE"
-    name: str = ""
-    step: str = ""
-    pipeline: str = ""
-    expression: str = ""
-    every_s: float = 0.0
-    start_at: float = 0.0
-    tz: str = ""
-    missed: str = ""
-    declared_at: float = 0.0
-    last_tick: float = 0.0
-    next_tick: float = 0.0
-    tick_count: int = 0
-    skipped_count: int = 0
 
 
 Entity = (

@@ -11,8 +11,8 @@ from oncemore.control.permits import load_switches
 from oncemore.limits import queue_step
 from oncemore.limits.queue_rules import QueueSlot
 from oncemore.log.entry_codec import decode_head
-from oncemore.log.record import ScheduleRecord
 from oncemore.log.store import HeadQuery
+from oncemore.schedules.record import ScheduleRecord
 
 if TYPE_CHECKING:
     from oncemore.steps.engine import Engine

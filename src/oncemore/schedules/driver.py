@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore.errors import Error, StoreError, UsageError, log_warning
 from oncemore.log.entry_codec import build_write, load_head
-from oncemore.log.record import RecordChange, ScheduleRecord
+from oncemore.log.record import RecordChange
 from oncemore.log.store import Batch
+from oncemore.schedules.record import ScheduleRecord
 from oncemore.schedules.ticks import CronTicks, choose_ticks, tick_name, to_datetime
 from oncemore.steps.call_operations import CALL_OPERATIONS
 from oncemore.steps.context import CONTEXT, CallContext

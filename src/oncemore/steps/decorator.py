@@ -10,6 +10,7 @@ from oncemore.maintenance.import_keys import build_import, mark_keys_done
 from oncemore.open_engine import default_policy
 from oncemore.retries.options import as_seconds
 from oncemore.steps import admission, operator_flow, step_map, transitions
+from oncemore.steps.attempt import CURRENT
 from oncemore.steps.context import CONTEXT, compute_deadlines, parse_moment
 from oncemore.steps.ops import ReconcileAnswer
 from oncemore.steps.options import NO_EFFECT, StepOptions
@@ -18,7 +19,7 @@ from oncemore.steps.step import OUTCOME_ERRORS, StepCalls, has_ended
 from oncemore.workers.poll import KnownStep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from os import PathLike
 
     from oncemore.control.approvals import ApprovalState
@@ -53,6 +54,10 @@ class Step(StepCalls[P, R]):
 
     def __repr__(self) -> str:
         return f"<oncemore.Step {self.name} ({self._options.effect})>"
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        # Recorded arguments of a method include the object it was called on.
+        self._options.keys.codecs.owner = owner
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Step[P, R]: ...
@@ -153,7 +158,12 @@ class Step(StepCalls[P, R]):
                          processes import the step and open the store by its address
         """
         limits = step_map.MapLimits(max_concurrency, unpack, progress, max_wait)
-        return step_map.map_items(self, items, limits, executor)  # type: ignore[no-any-return]
+        job = step_map.map_items(self, items, limits, executor)
+        outer = CURRENT.get()
+        if outer is not None and outer.journal is not None and outer.journal.is_workflow:
+            # A workflow waits for the items that are not done yet.
+            return outer.journal.finish_map(job, is_async=self._is_async)  # type: ignore[no-any-return, attr-defined]
+        return job  # type: ignore[no-any-return]
 
     # Decisions of operators -------------------------------------------------------------------------
 
@@ -244,6 +254,11 @@ def known_step(step: Step[..., Any]) -> KnownStep:
         schedules=options.schedules,
         prepare_call=lambda engine, args: step.bind(engine)._prepare_call(args, {}),  # noqa: SLF001
     )
+
+
+def decode_arguments(step: Step[..., Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recorded arguments of a call of a step by their names."""
+    return step._options.arguments.decode_values(stored)  # noqa: SLF001 - a part of the same feature
 
 
 def make_rerun(reason: str) -> DecisionScript:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncemore.control.model import APPROVAL_NEEDED
+from oncemore.events import ConfigDrifted
 from oncemore.limits import budget_step, cooldown_step
 from oncemore.log.record import RecordChange
 from oncemore.policy.closing import OUTCOME_UNKNOWN, close_run
@@ -24,6 +25,7 @@ from oncemore.steps.ops import (
     SleepSeconds,
     WatchEntity,
 )
+from oncemore.workflows.journal import WAITING_FOR
 
 if TYPE_CHECKING:
     from oncemore.log.record import LoadedHead, RunRecord
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from oncemore.steps.ops import Script
     from oncemore.steps.plan import StepPlan
 
+#: How often a call looks at a workflow that waits for a signal, in seconds.
+SIGNAL_POLL_S = 0.1
 #: The call has waited for the run, its own or that of another caller.
 WAITED = object()
 
@@ -73,7 +77,8 @@ def _on_complete(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: floa
             return transitions.allow_new_run(plan, call, head, now)
         if action == "fail":
             return EndCall(None, refusals.config_changed(plan, call))
-        yield NotifyListeners("config_drift", head)
+        fields = (run.run_id, run.tenant, run.correlation_id, run.policy, run.cfg_hash)
+        yield NotifyListeners(ConfigDrifted(run.step, call.key, *fields))
     if plan.artifact:
         check = yield CheckArtifact(call.entity, run.cfg_hash, plan.artifact)
         # A pure step computes a missing artifact again; an altered one is held by the new run's own check.
@@ -139,7 +144,8 @@ def _on_waiting(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: float
     end = yield from cooldown_step.end_instead_of_waiting(plan.cooldown)
     if end is not None:
         return end
-    yield SleepSeconds(wait)
+    # A signal can end the wait of a workflow before its time.
+    yield SleepSeconds(min(wait, SIGNAL_POLL_S) if run.reason.startswith(WAITING_FOR) else wait)
     return WAITED
 
 

@@ -18,6 +18,7 @@ from oncemore.limits.shared_rate import RateLimiter
 from oncemore.log import entry_codec
 from oncemore.log.group_commit import InterruptShield
 from oncemore.retries import deadlines
+from oncemore.steps import observers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -130,6 +131,8 @@ async def watch_log_async(call: PreparedCall, op: WatchLog) -> None:
 def prepare_submission(call: PreparedCall, op: PrepareSubmission) -> AttemptTerms:
     """Return the terms of a run that a worker will make, and record its policy."""
     terms = call.make_terms(call, "", call.engine.now())
+    if observers.start_trace is not None:
+        terms = observers.begin_trace(call, terms, None, submits=True)
     # Before the run: the worker that makes it may not have the file of the policy.
     call.engine.policies.record_policy(call.engine, *op)
     return terms

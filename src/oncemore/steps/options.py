@@ -18,6 +18,7 @@ from oncemore.limits.cooldown_step import CooldownCall
 from oncemore.limits.declarations import resolve_breaker, resolve_rate
 from oncemore.limits.queue_rules import MAX_CONCURRENCY, StepQueue
 from oncemore.limits.shared_breaker import breaker_entity
+from oncemore.log.result_codec import ResultCodec
 from oncemore.policy.canonical_json import normalize_name
 from oncemore.policy.model import EFFECTS, Failure
 from oncemore.policy.policy import Policy, StepSettings
@@ -48,7 +49,7 @@ OPTION_DEFAULTS: dict[str, Any] = {
     "total_timeout": None, "if_running": "wait", "not_applied": (), "reconcile": None, "provider": None,
     "breaker": None, "rate": None, "budget": None, "dataset": None, "priority": None, "retain_for": None,
     "artifact": None, "cooldown": None, "requires_approval": False, "pipeline": None, "queue": None,
-    "concurrency": None,
+    "concurrency": None, "attempts": None, "max_crashes": None,
 }  # fmt: skip
 
 
@@ -173,10 +174,11 @@ class StepOptions:
         fingerprint = partial(_error_fingerprint, provider, self.name)
         return CooldownCall(resource, self.name, provider, schedule, fingerprint)
 
-    def return_annotation(self) -> Any:
-        """Return the annotation of the function's result, or None."""
-        annotation = hints_of(self.function).get("return")
-        return None if annotation is type(None) or isinstance(annotation, str) else annotation
+    def make_result_codec(self) -> ResultCodec:
+        """Return the codec of the function's results, by its return annotation."""
+        namespace = self.keys.codecs.local_types
+        annotation = hints_of(self.function, namespace=namespace).get("return")
+        return ResultCodec(None if annotation is type(None) else annotation, namespace)
 
 
 def _evaluate_name(option: Any, args: Args, kwargs: Kwargs) -> str:
@@ -214,12 +216,15 @@ def _check_effect(effect: Any) -> Any:
 
 def _resolve_policy(options: Mapping[str, Any]) -> tuple[Policy, StepSettings]:
     """Return the policy, and the settings for steps in its file."""
-    selected: Any = {name: options[name] for name in ("policy", "timeout", "total_timeout")}
+    selected: Any = {name: options[name] for name in ("policy", "timeout", "total_timeout", "attempts")}
     provider = options["provider"]
     # A file may have its own values for a provider; an address with "@" selects them itself.
     if isinstance(selected["policy"], str) and isinstance(provider, str) and "@" not in selected["policy"]:
         selected["policy"] = f"{selected['policy']}@{provider}"
     policy = resolve_policy(selected)
+    if options["max_crashes"] not in (None, policy.max_crashes):
+        name = policy.name if policy.name.endswith(CHANGED) else f"{policy.name}{CHANGED}"
+        policy = policy.replace(max_crashes=options["max_crashes"], name=name)
     if isinstance(selected["policy"], str) or hasattr(selected["policy"], "__fspath__"):
         from oncemore.policy.files import loader
 

@@ -13,8 +13,8 @@ from msgspec import Struct, structs
 from oncemore.artifacts.artifact import CURRENT_READER, Artifact
 from oncemore.audit.error_record import error_to_record
 from oncemore.classifiers.classify import classify, ensure_plugins_loaded
-from oncemore.errors import CircuitOpen, CoolingDown, Deferred, Error, InProgress, StoreError
-from oncemore.log import entry_codec, result_codec
+from oncemore.errors import CircuitOpen, CoolingDown, Deferred, Error, InProgress, SignalTimeout, StoreError
+from oncemore.log import entry_codec
 from oncemore.log.tagged_json import NotEncodable
 from oncemore.policy.model import Failure
 from oncemore.policy.policy import ESCALATION, policy_name
@@ -64,8 +64,9 @@ def _is_never(subject: object) -> bool:
     return False
 
 
-def _refuse_call(*args: Any, **kwargs: Any) -> Any:
-    raise AssertionError("this plan is for a decision of an operator; it runs nothing")
+def refuse_call(*args: Any, **kwargs: Any) -> Any:  # pragma: no cover - reached only by a bug
+    """Raise: the plan is for a decision of an operator, and no decision calls the function of a step."""
+    raise AssertionError("a decision of an operator calls no function of a step")
 
 
 class StepPlan(Struct, frozen=True, kw_only=True):
@@ -99,6 +100,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     Everything else:
 
     has_reconcile      whether there is a `reconcile` function
+    is_workflow        whether the function is a workflow: it may wait without holding a thread
     if_running         "wait" for an attempt of another worker, or "raise"
     inline_wait_s      the longest wait that a call sits out
     on_version_change  "new", "reuse", "fail", or None: by the effect
@@ -126,12 +128,13 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     cooldown: CooldownCall | None = None
     covers: Callable[[Exception, Failure], bool] | None = None
     escalation: tuple[str, str] = ESCALATION
-    function: Callable[..., Any] = _refuse_call
+    function: Callable[..., Any] = refuse_call
     halts: bool = False
     has_reconcile: bool = False
     if_running: str = "wait"
     inline_wait_s: float = 60.0
     is_async: bool = False
+    is_workflow: bool = False
     is_large: Callable[[Any], bool] = _is_never
     isolate: bool | Callable[..., Any] = False
     lease: tuple[float, float] | None = None
@@ -211,7 +214,7 @@ def _make_result_codec(
     options: StepOptions, artifact_store: ArtifactStore
 ) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """Return the encoder and the decoder of a step's results; decoded artifacts know their store."""
-    annotation, artifact = options.return_annotation(), options.artifact
+    codec, artifact = options.make_result_codec(), options.artifact
 
     def encode(value: Any) -> Any:
         if artifact and (type(value) is not Artifact or value.name != artifact):
@@ -220,7 +223,7 @@ def _make_result_codec(
             )
         if entry_codec.is_plain_result(value):
             return value
-        return result_codec.encode_result(value, annotation)
+        return codec.encode(value)
 
     def decode(plain: Any) -> Any:
         if type(plain) in entry_codec.PLAIN_TYPES:
@@ -228,7 +231,7 @@ def _make_result_codec(
         # Artifacts in the value read their content from this store.
         token = CURRENT_READER.set(artifact_store)
         try:
-            return result_codec.result_value(plain, annotation)
+            return codec.decode(plain)
         finally:
             CURRENT_READER.reset(token)
 
@@ -237,6 +240,9 @@ def _make_result_codec(
 
 def classify_step_error(error: BaseException, now: float) -> Failure:
     """Return the failure of an error; the error of an inner step is permanent or has its own due time."""
+    # A recorded time-out comes again in every attempt.
+    if isinstance(error, SignalTimeout):
+        return Failure("permanent", "maybe", None, "SIGNAL_TIMEOUT", "oncemore:signal")
     if isinstance(error, Deferred | CoolingDown) and error.until:
         wait = max(0.0, error.until - now)
         return Failure("transient", "maybe", wait, "STEP_PARKED", "oncemore:inner step")

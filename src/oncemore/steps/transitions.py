@@ -14,7 +14,7 @@ from oncemore.control.model import APPROVAL_NEEDED
 from oncemore.log.entry_codec import PLAIN_TYPES
 from oncemore.log.record import FIELD_POSITIONS, RecordChange, RunRecord
 from oncemore.policy.canonical_json import run_seed
-from oncemore.policy.closing import POISON, close_run, closing_proof
+from oncemore.policy.closing import POISON, close_run, closing_proof, count_lost_attempt
 from oncemore.policy.decide import Situation, decide_retry
 from oncemore.policy.policy import ESCALATION, policy_id
 from oncemore.policy.proof import build_recorded_proof
@@ -50,7 +50,6 @@ _NO_RUN = RunRecord()
 
 
 # Attempts -------------------------------------------------------------------------------------------
-
 
 _POSITIONS = FIELD_POSITIONS[RunRecord]
 _STATE, _EFFECT, _WORKER = _POSITIONS["state"], _POSITIONS["effect"], _POSITIONS["worker"]
@@ -163,6 +162,7 @@ def new_run(
         "fence": last.fence,
         "attempt": last.attempt,
         "max_attempts": plan.policy.max_attempts,
+        "max_crashes": plan.policy.max_crashes or 0,
         "created_at": now,
         "deadline": call.deadline,
         "input_hash": terms.input_hash,
@@ -175,6 +175,7 @@ def new_run(
         "priority": terms.priority,
         "retain_s": terms.retain_s,
         "provider": terms.provider,
+        "traceparent": terms.traceparent,
     }
     values: list[Any] = list(_NO_RUN)
     for name in fields:
@@ -184,12 +185,9 @@ def new_run(
 
 def opening_body(terms: AttemptTerms) -> dict[str, Any]:
     """Return the body of a run's first entry: all that another process needs to continue the run."""
-    body: dict[str, Any] = {"arguments": terms.arguments}
-    if terms.actor:
-        body["actor"] = terms.actor
-    if terms.withheld:
-        body["withheld"] = terms.withheld
-    return body
+    body = {"arguments": terms.arguments, "actor": terms.actor, "withheld": terms.withheld}
+    body |= {"parent": terms.parent, "workflow": terms.is_workflow}
+    return {name: value for name, value in body.items() if value or name == "arguments"}
 
 
 def open_run(
@@ -223,6 +221,8 @@ def build_claim(
     if approval is not None:
         body = {**body, "approval": approval._asdict()}
     after = begin_attempt(run, plan.effect, terms.worker, now)
+    if terms.traceparent not in ("", run.traceparent, run.last_traceparent):
+        after = after._replace(last_traceparent=terms.traceparent)
     return make(RecordChange, ((*opening, "RUNNING", "INTENT"), record, after, body))
 
 
@@ -346,6 +346,7 @@ def build_closing(
 ) -> RecordChange:
     """Return the run after a decision that no failed attempt asked for: a lost worker, a cancellation."""
     run, now = head.record, decision.closing.now
+    changes = {**count_lost_attempt(run, decision.closing.event), **changes}
     body = {"error": error, **remarks, "proof": closing_proof(decision)}
     if decision.action == "stop":
         after = end_attempt(run, "HARD_FAIL", decision.reason, failure_version=head.version + 1, **changes)
@@ -354,7 +355,7 @@ def build_closing(
     if decision.action == "retry":
         after = end_attempt(run, "SOFT_FAIL", decision.reason, not_before=now, **changes)
         return RecordChange(("SOFT_FAIL",), run, after, body)
-    after = end_attempt(run, "SOFT_FAIL", decision.reason)._replace(held_for=decision.held_for)
+    after = end_attempt(run, "SOFT_FAIL", decision.reason, **changes)._replace(held_for=decision.held_for)
     if decision.held_for == POISON:
         return RecordChange(("SOFT_FAIL", "ESCALATION"), run, after, add_escalation(body, run, now, plan))
     return RecordChange(("SOFT_FAIL",), run, after, body)

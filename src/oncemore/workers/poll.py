@@ -18,6 +18,7 @@ from oncemore.control.model import CLEAR, SWITCH_ON, SwitchBoard, find_blocking_
 from oncemore.errors import UsageError
 from oncemore.limits import queue_step
 from oncemore.log.store import HeadQuery
+from oncemore.schedules.driver import ScheduleDriver
 from oncemore.workers.takeover import FAR_FUTURE, MAX_LISTED, WorkerSweep, make_turn
 from oncemore.workers.turns import FairShare, RunTurn, order_turns
 
@@ -87,7 +88,7 @@ class DueRuns:
 
     turns       the listed runs, in order; the worker takes them from the front
     listed_at   when they were listed, on the monotonic clock; 0 makes the worker list them again
-    next_due    when the next run after them is due
+    schedules   the schedules of the worker's steps
     last_step   the step of the run that was started last; the next listing begins with another step
     contention  for how many listings to shuffle the runs, after another worker has taken one
     refused     by step, the runs that cannot continue here, with their versions; ignored until they change
@@ -100,7 +101,8 @@ class DueRuns:
         self.steps = _index_steps(steps)
         _check_queues(steps)
         self.turns: list[RunTurn] = []
-        self.listed_at, self.next_due = 0.0, FAR_FUTURE
+        self.listed_at, self._next_run = 0.0, FAR_FUTURE
+        self.schedules = ScheduleDriver(engine, steps)
         self.last_step, self.contention = "", 0
         self.has_full_queue = False
         self.refused: dict[str, dict[str, int]] = {name: {} for name in self.steps}
@@ -117,6 +119,11 @@ class DueRuns:
         """Whether the runs must be listed again: none is left, or the listing is old."""
         return not self.turns or time.monotonic() - self.listed_at > MAX_LIST_AGE_S
 
+    @property
+    def next_due(self) -> float:
+        """When the next run after the listed ones, or the next tick of a schedule is due."""
+        return min(self._next_run, self.schedules.next_due)
+
     def has_ended(self, active: Set[str]) -> bool:
         """Return whether a run that was active at the last listing is not active any more."""
         return not self._active <= active
@@ -129,7 +136,7 @@ class DueRuns:
         """
         listed_at, self._active = time.monotonic(), frozenset(active)
         self.sweep.sweep_workers(contended=self.contention > 0)
-        now, self.next_due = self._engine.now(), FAR_FUTURE
+        now, self._next_run = self._engine.now(), FAR_FUTURE
         self._switches = permits.load_switches(self._engine)
         waiting = {name: self._list_due_runs(name, now) for name in self.steps if self._is_enabled(name)}
         # Runs of dead workers are closed even if a switch stops the step: that starts no attempt.
@@ -167,7 +174,7 @@ class DueRuns:
             selected = due = [turn for turn in turns if turn.due <= now]
             has_more = len(heads) == limit < MAX_LISTED
             if len(due) < len(turns):
-                self.next_due = min(self.next_due, turns[len(due)].due)
+                self._next_run = min(self._next_run, turns[len(due)].due)
                 has_more = False
             if self.sweep.shares > 1:
                 selected = self._fair_share.select_runs(
