@@ -18,8 +18,9 @@ from oncemore.steps.step import OUTCOME_ERRORS, StepCalls, has_ended
 from oncemore.workers.poll import KnownStep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from os import PathLike
+    from typing import Unpack
 
     from oncemore.control.approvals import ApprovalState
     from oncemore.limits.breaker import BreakerCore
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from oncemore.steps.engine import Engine
     from oncemore.steps.run import Run
     from oncemore.steps.step import DecisionScript
-    from oncemore.steps.step_types import StepDecorator
+    from oncemore.steps.step_types import MapOptions, StepDecorator
     from oncemore.workers.job_run import JobRun
 
 P = ParamSpec("P")
@@ -102,7 +103,13 @@ class Step(StepCalls[P, R]):
             return self._run_or_error(error)
         return self._load_run(call)
 
-    def submit(self, *args: Any, at: When | None = None, **kwargs: Any) -> Run[R]:
+    # Type checkers check the arguments of a call without `at=`. They cannot if a keyword of ours stands next
+    # to them, here and with `reason=` below: a ParamSpec takes no further keywords.
+    @overload
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]: ...
+    @overload
+    def submit(self, *args: Any, at: When | None, **kwargs: Any) -> Run[R]: ...
+    def submit(self, *args: Any, at: When | None = None, **kwargs: Any) -> Run[R]:  # type: ignore[misc]
         """Submit the work for a worker and return its `Run`; await it if async.
 
         Work is submitted once: if the key has a run, in any state, that one is returned. The log must be able
@@ -128,6 +135,30 @@ class Step(StepCalls[P, R]):
                 raise UsageError(f"at is {at!r}, which is not before the deadline of {self.name}")
         return self._run_script(call, operator_flow.submit_run(call.plan, call, due))  # type: ignore[no-any-return]
 
+    @overload
+    def map(
+        self: Callable[[S], R],
+        items: Iterable[S],
+        *,
+        unpack: Literal["argument"] = "argument",
+        **options: Unpack[MapOptions],
+    ) -> JobRun[R]: ...
+    @overload
+    def map(
+        self,
+        items: Iterable[Iterable[Any]],
+        *,
+        unpack: Literal["args"],
+        **options: Unpack[MapOptions],
+    ) -> JobRun[R]: ...
+    @overload
+    def map(
+        self,
+        items: Iterable[Mapping[str, Any]],
+        *,
+        unpack: Literal["kwargs"],
+        **options: Unpack[MapOptions],
+    ) -> JobRun[R]: ...
     def map(
         self,
         items: Iterable[Any],
