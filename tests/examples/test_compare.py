@@ -1,0 +1,178 @@
+"""The programs of examples/compare do the same with each library, against services that fail and kill -9.
+
+The lines of each are in docs/explanation/compared-in-lines.md, which tools/compare.py writes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from examples.compare.service import Service
+from tools import compare
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PATIENCE_S = 90.0
+#: Killed programs leave no way to close what they hold; nothing here may outlive its test.
+Starter = "Callable[..., subprocess.Popen[str]]"
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    with Service() as server:
+        server.start()
+        yield server
+        server.release()
+        server.shutdown()
+
+
+@pytest.fixture
+def start(service: Service, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start a program in a folder of its own; programs that still run at the end of a test are killed."""
+    programs: list[subprocess.Popen[str]] = []
+
+    def start_program(program: str, library: str, *args: str, **variables: str) -> subprocess.Popen[str]:
+        path = compare.program_path(program, library)
+        words = [sys.executable, "-u", str(path), *args]
+        if library == "dbos" and sqlite3.sqlite_version_info < (3, 42):
+            words.insert(2, str(compare.COMPARE / "start.py"))
+        process = subprocess.Popen(
+            words,
+            cwd=tmp_path,
+            env={**os.environ, "SERVICE": service.url, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        programs.append(process)
+        return process
+
+    yield start_program
+    for process in programs:
+        process.kill()
+        process.communicate(timeout=PATIENCE_S)
+
+
+def finish(process: subprocess.Popen[str]) -> list[str]:
+    """Wait for the end of a program and return the words that it printed."""
+    output, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, errors
+    return output.split()
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    ends = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < ends, f"waited {PATIENCE_S:.0f} s for {what}"
+        time.sleep(0.05)
+
+
+def kill_while_held(process: subprocess.Popen[str], service: Service) -> list[str]:
+    """Kill a program while its request is applied and not answered; return the words that it printed."""
+    assert service.held.wait(PATIENCE_S), process.communicate()
+    process.send_signal(signal.SIGKILL)
+    output, _ = process.communicate(timeout=PATIENCE_S)
+    service.release()
+    return output.split()
+
+
+every_library = pytest.mark.parametrize("library", compare.LIBRARIES)
+
+
+@every_library
+def test_a_flaky_get_waits_as_long_as_the_service_asks(library: str, service: Service, start: Starter) -> None:
+    assert finish(start("flaky_get", library)) == ["clear", "404"]
+    assert service.requests == {"GET /forecast/harbour": 3, "GET /forecast/atlantis": 1}
+    first, second, _ = service.times["/forecast/harbour"]
+    assert second - first >= 1.0
+
+
+@every_library
+def test_a_poll_ends_when_the_export_is_ready(library: str, service: Service, start: Starter) -> None:
+    assert finish(start("poll_until_ready", library)) == ["42"]
+    assert service.requests == {"GET /exports/1": 4}
+
+
+@every_library
+def test_a_payment_is_made_once_through_a_kill(library: str, service: Service, start: Starter) -> None:
+    service.hold.add("/payments")
+    kill_while_held(start("pay_once", library, "o-1"), service)
+    assert finish(start("pay_once", library, "o-1")) == ["payments-1"]
+    requests = service.requests["POST /payments"]
+    assert finish(start("pay_once", library, "o-1")) == ["payments-1"]
+    # The third start asked nothing, and the requests of the first two were one payment.
+    assert service.requests["POST /payments"] == requests == 2
+    assert list(service.applied.values()) == [{"order": "o-1", "cents": 1250}]
+    assert finish(start("pay_once", library, "o-2")) == ["payments-2"]
+
+
+@every_library
+def test_a_killed_pipeline_goes_on_where_it_ended(library: str, service: Service, start: Starter) -> None:
+    service.hold.add("/reports")
+    printed = kill_while_held(start("pipeline", library, "monday"), service)
+    assert printed == ["fetch", "drop", "add", "write", "publish"]
+    assert finish(start("pipeline", library, "monday")) == ["publish", "reports-1"]
+    assert service.requests == {"GET /orders/monday": 1, "POST /reports": 2}
+    assert list(service.applied.values()) == [{"text": "north 30, south 20"}]
+
+
+@every_library
+def test_a_hundred_items_are_made_ten_at_a_time(library: str, service: Service, start: Starter) -> None:
+    assert finish(start("fan_out", library)) == ["10000"]
+    # Each is asked for once, and one in ten once more.
+    assert sum(service.requests.values()) == 110
+    assert 2 <= service.most_at_once <= 10
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@every_library
+def test_a_webhook_is_booked_once_however_often_it_comes(
+    library: str, service: Service, start: Starter
+) -> None:
+    port = free_port()
+
+    def deliver(delivery: str) -> dict[str, str]:
+        response = httpx.post(
+            f"http://127.0.0.1:{port}/hooks",
+            json={"order": 7},
+            headers={"Delivery-Id": delivery},
+            timeout=PATIENCE_S,
+        )
+        return dict(response.raise_for_status().json())
+
+    receiver = start("webhook", library, PORT=str(port))
+    wait_until(lambda: is_listening(port), "the receiver")
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(deliver, ["d-1"] * 3)) == [{"booking": "bookings-1"}] * 3
+        service.hold.add("/bookings")
+        lost = pool.submit(deliver, "d-2")
+        kill_while_held(receiver, service)
+        with pytest.raises(httpx.TransportError):
+            lost.result(PATIENCE_S)
+    start("webhook", library, PORT=str(port))
+    wait_until(lambda: is_listening(port), "the receiver")
+    assert [deliver("d-2"), deliver("d-1")] == [{"booking": "bookings-2"}, {"booking": "bookings-1"}]
+    assert list(service.applied.values()) == [{"order": 7}] * 2
