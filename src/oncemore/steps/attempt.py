@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from oncemore.steps.attempt_storage import AttemptBackend
     from oncemore.steps.ops import Output
     from oncemore.steps.transactions import AppliedMark
+    from oncemore.workflows.scope import RunJournal
 
 MOST_EVENTS = MOST_ARTIFACTS = 1000
 #: Prefix of the topics of this package; no step may use it.
@@ -292,9 +293,11 @@ class RunningAttempt(Attempt):
     evidence   artifacts that are recorded if the attempt fails
     mark       its transaction in the user's own database
     joined_write  the user's write in the store's own transaction (`on_commit`)
+    journal    its sleeps, waits and published values, if there are any
     """
 
     begun = True
+    journal: RunJournal | None = None
 
     def __init__(
         self,
@@ -312,6 +315,20 @@ class RunningAttempt(Attempt):
     def is_forked(self) -> bool:
         """Whether this process was forked inside the function: the attempt is that of the parent process."""
         return self.fork_count != _fork_count[0]
+
+    @property
+    def call(self) -> PreparedCall:
+        """The call that makes the attempt; an attempt in a process of its own has none."""
+        if isinstance(self._storage, PreparedCall):
+            return self._storage
+        call = getattr(self._storage, "call", None)
+        if call is None:
+            raise UsageError(f"{self.step} runs in a process of its own, and publishes no values")
+        return call  # type: ignore[no-any-return]
+
+    def check_active(self, action: str) -> None:
+        """Raise `LeaseLost` if the attempt has ended, or is that of the parent process."""
+        self._check_active(action)
 
     def save_checkpoint(self, plain: Any) -> Any:
         """Store a checkpoint that is in its tagged form already."""

@@ -24,6 +24,7 @@ from oncemore.steps.ops import (
     SleepSeconds,
     WatchEntity,
 )
+from oncemore.workflows.journal import WAITING_FOR
 
 if TYPE_CHECKING:
     from oncemore.log.record import LoadedHead, RunRecord
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from oncemore.steps.ops import Script
     from oncemore.steps.plan import StepPlan
 
+#: How often a call looks at a workflow that waits for a signal, in seconds.
+SIGNAL_POLL_S = 0.1
 #: The call has waited for the run, its own or that of another caller.
 WAITED = object()
 
@@ -139,7 +142,8 @@ def _on_waiting(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: float
     end = yield from cooldown_step.end_instead_of_waiting(plan.cooldown)
     if end is not None:
         return end
-    yield SleepSeconds(wait)
+    # A signal can end the wait of a workflow before its time.
+    yield SleepSeconds(min(wait, SIGNAL_POLL_S) if run.reason.startswith(WAITING_FOR) else wait)
     return WAITED
 
 

@@ -47,6 +47,7 @@ OPTION_DEFAULTS: dict[str, Any] = {
     "total_timeout": None, "if_running": "wait", "not_applied": (), "reconcile": None, "provider": None,
     "breaker": None, "rate": None, "budget": None, "dataset": None, "priority": None, "retain_for": None,
     "artifact": None, "cooldown": None, "requires_approval": False, "pipeline": None,
+    "attempts": None, "max_crashes": None,
 }  # fmt: skip
 
 
@@ -209,7 +210,7 @@ def _check_effect(effect: Any) -> Any:
 
 def _resolve_policy(options: Mapping[str, Any]) -> tuple[Policy, StepSettings]:
     """Return the policy, and the settings for steps in its file."""
-    selected: Any = {name: options[name] for name in ("policy", "timeout", "total_timeout")}
+    selected: Any = {name: options[name] for name in ("policy", "timeout", "total_timeout", "attempts")}
     provider = options["provider"]
     # A file may have its own values for a provider; an address with "@" selects them itself.
     if isinstance(selected["policy"], str) and isinstance(provider, str) and "@" not in selected["policy"]:

@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 from oncemore.artifacts.artifact import CURRENT_READER, Artifact
 from oncemore.audit.error_record import error_to_record
 from oncemore.classifiers.classify import classify, ensure_plugins_loaded
-from oncemore.errors import CircuitOpen, CoolingDown, Deferred, Error, InProgress, StoreError
+from oncemore.errors import CircuitOpen, CoolingDown, Deferred, Error, InProgress, SignalTimeout, StoreError
 from oncemore.log import entry_codec, result_codec
 from oncemore.log.tagged_json import NotEncodable
 from oncemore.policy.model import Failure
@@ -98,6 +98,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     Everything else:
 
     has_reconcile      whether there is a `reconcile` function
+    is_workflow        whether the function is a workflow: it may wait without holding a thread
     if_running         "wait" for an attempt of another worker, or "raise"
     inline_wait_s      the longest wait that a call sits out
     on_version_change  "new", "reuse", "fail", or None: by the effect
@@ -130,6 +131,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     if_running: str = "wait"
     inline_wait_s: float = 60.0
     is_async: bool = False
+    is_workflow: bool = False
     is_large: Callable[[Any], bool] = _is_never
     isolate: bool | Callable[..., Any] = False
     lease: tuple[float, float] | None = None
@@ -233,6 +235,9 @@ def _make_result_codec(
 
 def classify_step_error(error: BaseException, now: float) -> Failure:
     """Return the failure of an error; the error of an inner step is permanent or has its own due time."""
+    # A recorded time-out comes again in every attempt.
+    if isinstance(error, SignalTimeout):
+        return Failure("permanent", "maybe", None, "SIGNAL_TIMEOUT", "oncemore:signal")
     if isinstance(error, Deferred | CoolingDown) and error.until:
         wait = max(0.0, error.until - now)
         return Failure("transient", "maybe", wait, "STEP_PARKED", "oncemore:inner step")

@@ -97,6 +97,9 @@ class StepCalls(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Return the value: computed now, or stored from before; raise if the work failed."""
+        outer = CURRENT.get()
+        if outer is not None and outer.journal is not None and outer.journal.is_workflow:
+            return outer.journal.call_step(self, args, kwargs)  # type: ignore[no-any-return, attr-defined]
         if self._is_async:
             return self._call_async(args, kwargs)  # type: ignore[return-value]
         return self._call_sync(args, kwargs)  # type: ignore[no-any-return]
@@ -212,6 +215,8 @@ class StepCalls(Generic[P, R]):
             provider="" if options.provider is None else options.provider_of(call.args, call.kwargs),
             actor="" if worker else context.actor,
             withheld=call.withheld,
+            parent=_current_key(),
+            is_workflow=call.plan.is_workflow,
         )
 
     # Running ----------------------------------------------------------------------------------------
@@ -337,6 +342,7 @@ class StepCalls(Generic[P, R]):
             head.entity, plan, engine=engine, store=engine.store, head=head, make_terms=self._make_terms,
             args=args, kwargs=kwargs, cfg_hash=run.cfg_hash, code_hash=options.config_hash(),
             deadline=run.deadline, tenant=run.tenant, recorded=(run.run_id, opening["arguments"]),
+            parent=opening.get("parent", ""),
         )  # fmt: skip
         self._check_original(call)
         self._use_cooldown(call)
@@ -374,6 +380,12 @@ def _choose_seed(policy: Policy, entity: str) -> str:
     if policy.jitter_seed == PER_RUN:
         return ""
     return run_seed(entity.removeprefix("run/")) if policy.jitter_seed == PER_KEY else policy.jitter_seed
+
+
+def _current_key() -> str:
+    """Return the key of the run whose function makes this call; empty if there is none."""
+    attempt = CURRENT.get()
+    return "" if attempt is None else attempt.key
 
 
 def _check_not_recursive(name: str, entity: str) -> None:
