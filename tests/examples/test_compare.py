@@ -80,6 +80,12 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
+def read_until(process: subprocess.Popen[str], word: str) -> None:
+    """Read a line of a program; the limit of the test bounds the wait."""
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == word
+
+
 def kill_while_held(process: subprocess.Popen[str], service: Service) -> list[str]:
     """Kill a program while its request is applied and not answered; return the words that it printed."""
     assert service.held.wait(PATIENCE_S), process.communicate()
@@ -135,6 +141,31 @@ def test_a_hundred_items_are_made_ten_at_a_time(library: str, service: Service, 
     # Each is asked for once, and one in ten once more.
     assert sum(service.requests.values()) == 110
     assert 2 <= service.most_at_once <= 10
+
+
+@every_library
+def test_an_order_is_shipped_when_a_person_has_approved_it(
+    library: str, service: Service, start: Starter
+) -> None:
+    killed = start("approval", library, "o-1")
+    read_until(killed, "waiting")
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate(timeout=PATIENCE_S)
+    waiting = start("approval", library, "o-1")
+    read_until(waiting, "waiting")
+    assert finish(start("approval", library, "approve", "o-1", "manager")) == []
+    assert finish(waiting) == ["shipments-1"]
+    assert list(service.applied.values()) == [{"order": "o-1", "approved_by": "manager"}]
+
+
+@every_library
+def test_each_tick_of_a_schedule_is_run_once_by_two_processes(
+    library: str, service: Service, start: Starter
+) -> None:
+    for _ in range(2):
+        start("nightly_job", library, SCHEDULE="* * * * * *")
+    wait_until(lambda: len(service.applied) >= 3, "three ticks")
+    assert service.requests["POST /reports"] == len(service.applied)
 
 
 def free_port() -> int:

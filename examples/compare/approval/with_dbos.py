@@ -40,5 +40,7 @@ else:
     DBOS(config={"name": "approval", "system_database_url": DATABASE})
     DBOS.launch()
     with SetWorkflowID(f"ship-{sys.argv[1]}"):
-        print(ship_when_approved(sys.argv[1]))
+        handle = DBOS.start_workflow(ship_when_approved, sys.argv[1])
+    print("waiting")
+    print(handle.get_result())
     DBOS.destroy()

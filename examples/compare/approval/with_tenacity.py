@@ -47,4 +47,5 @@ if sys.argv[1] == "approve":
     with DATABASE:
         DATABASE.execute("INSERT OR IGNORE INTO approvals VALUES (?, ?)", sys.argv[2:4])
 else:
+    print("waiting")
     print(ship_when_approved(sys.argv[1]))
