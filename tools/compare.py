@@ -1,7 +1,7 @@
-"""Count the lines of the programs in examples/compare, and keep their table in the docs.
+"""Count the lines of the programs in examples/compare, and write the table that compares them.
 
-    python tools/compare.py            print the page
-    python tools/compare.py --write    write docs/explanation/compared-in-lines.md
+    python tools/compare.py            print the table
+    python tools/compare.py --write    write it into docs/explanation/compared-in-lines.md
 
 A line counts if it has code on it: blank lines, comments and docstrings do not.
 """
@@ -18,18 +18,37 @@ ROOT = Path(__file__).resolve().parent.parent
 COMPARE = ROOT / "examples" / "compare"
 PAGE = ROOT / "docs" / "explanation" / "compared-in-lines.md"
 LIBRARIES = ("tenacity", "stamina", "dbos", "oncemore")
+NAMES = {"tenacity": "tenacity", "stamina": "stamina", "dbos": "DBOS", "oncemore": "oncemore"}
+#: The folder of each program, what it does, and what the libraries without a log do by hand.
+PROGRAMS = {
+    "flaky_get": ("get from a busy service, wait as its `Retry-After` says", ""),
+    "poll_until_ready": ("poll until an export is ready", ""),
+    "pay_once": ("pay once through `kill -9`", "a table of keys and receipts"),
+    "pipeline": ("five steps that resume after `kill -9`", "a table of results"),
+    "nightly_job": ("a job at six, once over two processes", "a cron library and a table of ticks"),
+    "fan_out": ("a hundred items, ten at a time", ""),
+    "approval": ("wait days for a person's approval", "a table of approvals, and a process that polls"),
+    "webhook": ("a webhook that is delivered again", "a table of responses"),
+    "widget_store": ("a shop with checkout, payment and dispatch", "not written"),
+}
 #: Tokens that make no line of code.
-_LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+_LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
+_DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+#: The table stands between these lines of the page.
+BEGIN, END = "<!-- written by tools/compare.py -->", "<!-- end -->"
 
 
 def program_path(program: str, library: str) -> Path:
     """Return the path of a program as written with a library."""
     return COMPARE / program / f"with_{library}.py"
-
-
-def list_programs() -> list[str]:
-    """Return the names of the programs, in the order of the folders."""
-    return sorted(path.parent.name for path in COMPARE.glob("*/with_oncemore.py"))
 
 
 def count_lines(source: str) -> int:
@@ -38,18 +57,45 @@ def count_lines(source: str) -> int:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in _LAYOUT:
             lines.update(range(token.start[0], token.end[0] + 1))
-    return len(lines - _docstring_lines(source))
-
-
-def _docstring_lines(source: str) -> set[int]:
-    lines: set[int] = set()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            if ast.get_docstring(node, clean=False) is not None:
-                docstring = node.body[0]
-                lines.update(range(docstring.lineno, (docstring.end_lineno or docstring.lineno) + 1))
-    return lines
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            docstring = node.body[0]
+            lines.difference_update(range(docstring.lineno, (docstring.end_lineno or 0) + 1))
+    return len(lines)
+
+
+def count_program(program: str) -> dict[str, int]:
+    """Return the lines of a program by library, for the libraries that it is written with."""
+    paths = {library: program_path(program, library) for library in LIBRARIES}
+    return {
+        library: count_lines(path.read_text(encoding="utf-8"))
+        for library, path in paths.items()
+        if path.exists()
+    }
+
+
+def build_table() -> str:
+    """Return the table of the lines of each program."""
+    rows = [
+        f"| program | {' | '.join(NAMES[library] for library in LIBRARIES)} | by hand with the first two |",
+        f"| --- | {' | '.join('---:' for _ in LIBRARIES)} | --- |",
+    ]
+    for program, (task, by_hand) in PROGRAMS.items():
+        lines = count_program(program)
+        numbers = " | ".join(str(lines[library]) if library in lines else "" for library in LIBRARIES)
+        rows.append(f"| [{task}](../../examples/compare/{program}) | {numbers} | {by_hand} |")
+    return "\n".join(rows)
+
+
+def replace_table(page: str) -> str:
+    """Return the page with the table of today."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{build_table()}\n\n{END}{after}"
 
 
 if __name__ == "__main__":
-    print({p: {l: count_lines(program_path(p, l).read_text()) for l in LIBRARIES if program_path(p,l).exists()} for p in list_programs()})
+    if "--write" in sys.argv[1:]:
+        PAGE.write_text(replace_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    else:
+        print(build_table())

@@ -60,6 +60,7 @@ AROUND = found(
     "tests/contract",
     "tests/cli",
     "tests/docs",
+    "tests/examples",
     "tests/classifiers/test_*.py",
     "tests/programs",
     "tests/http",

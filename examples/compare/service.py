@@ -118,11 +118,11 @@ class RequestHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Service
 
-    def do_GET(self) -> None:  # noqa: N802 - its name in the standard library
+    def do_GET(self) -> None:
         """Answer a GET."""
         self._answer("GET", None)
 
-    def do_POST(self) -> None:  # noqa: N802 - its name in the standard library
+    def do_POST(self) -> None:
         """Answer a POST."""
         self._answer("POST", json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}"))
 

@@ -1,105 +1,36 @@
-"""The programs of examples/compare do the same with each library, against services that fail and kill -9.
-
-The lines of each are in docs/explanation/compared-in-lines.md, which tools/compare.py writes.
-"""
+"""The programs of examples/compare do the same with each library, against services that fail and kill -9."""
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import sqlite3
-import subprocess
-import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
-from examples.compare.service import Service
+from tests.examples.programs import (
+    PATIENCE_S,
+    find_free_port,
+    finish,
+    is_listening,
+    kill_program,
+    kill_while_held,
+    read_until,
+    wait_until,
+)
 from tools import compare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-PATIENCE_S = 90.0
-#: Killed programs leave no way to close what they hold; nothing here may outlive its test.
-Starter = "Callable[..., subprocess.Popen[str]]"
-
-
-@pytest.fixture
-def service() -> Iterator[Service]:
-    with Service() as server:
-        server.start()
-        yield server
-        server.release()
-        server.shutdown()
-
-
-@pytest.fixture
-def start(service: Service, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start a program in a folder of its own; programs that still run at the end of a test are killed."""
-    programs: list[subprocess.Popen[str]] = []
-
-    def start_program(program: str, library: str, *args: str, **variables: str) -> subprocess.Popen[str]:
-        path = compare.program_path(program, library)
-        words = [sys.executable, "-u", str(path), *args]
-        if library == "dbos" and sqlite3.sqlite_version_info < (3, 42):
-            words.insert(2, str(compare.COMPARE / "start.py"))
-        process = subprocess.Popen(
-            words,
-            cwd=tmp_path,
-            env={**os.environ, "SERVICE": service.url, **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        programs.append(process)
-        return process
-
-    yield start_program
-    for process in programs:
-        process.kill()
-        process.communicate(timeout=PATIENCE_S)
-
-
-def finish(process: subprocess.Popen[str]) -> list[str]:
-    """Wait for the end of a program and return the words that it printed."""
-    output, errors = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, errors
-    return output.split()
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    ends = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < ends, f"waited {PATIENCE_S:.0f} s for {what}"
-        time.sleep(0.05)
-
-
-def read_until(process: subprocess.Popen[str], word: str) -> None:
-    """Read a line of a program; the limit of the test bounds the wait."""
-    assert process.stdout is not None
-    assert process.stdout.readline().strip() == word
-
-
-def kill_while_held(process: subprocess.Popen[str], service: Service) -> list[str]:
-    """Kill a program while its request is applied and not answered; return the words that it printed."""
-    assert service.held.wait(PATIENCE_S), process.communicate()
-    process.send_signal(signal.SIGKILL)
-    output, _ = process.communicate(timeout=PATIENCE_S)
-    service.release()
-    return output.split()
-
+    from examples.compare.service import Service
+    from tests.examples.programs import Starter
 
 every_library = pytest.mark.parametrize("library", compare.LIBRARIES)
 
 
 @every_library
-def test_a_flaky_get_waits_as_long_as_the_service_asks(library: str, service: Service, start: Starter) -> None:
+def test_a_flaky_get_waits_as_long_as_the_service_asks(
+    library: str, service: Service, start: Starter
+) -> None:
     assert finish(start("flaky_get", library)) == ["clear", "404"]
     assert service.requests == {"GET /forecast/harbour": 3, "GET /forecast/atlantis": 1}
     first, second, _ = service.times["/forecast/harbour"]
@@ -149,8 +80,7 @@ def test_an_order_is_shipped_when_a_person_has_approved_it(
 ) -> None:
     killed = start("approval", library, "o-1")
     read_until(killed, "waiting")
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate(timeout=PATIENCE_S)
+    kill_program(killed)
     waiting = start("approval", library, "o-1")
     read_until(waiting, "waiting")
     assert finish(start("approval", library, "approve", "o-1", "manager")) == []
@@ -168,22 +98,11 @@ def test_each_tick_of_a_schedule_is_run_once_by_two_processes(
     assert service.requests["POST /reports"] == len(service.applied)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def is_listening(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
 @every_library
 def test_a_webhook_is_booked_once_however_often_it_comes(
     library: str, service: Service, start: Starter
 ) -> None:
-    port = free_port()
+    port = find_free_port()
 
     def deliver(delivery: str) -> dict[str, str]:
         response = httpx.post(

@@ -283,9 +283,7 @@ def build_park(head: LoadedHead, request: ParkRequest, now: float) -> RecordChan
     until = min(request.until, run.deadline) if run.deadline else request.until
     if request.version not in (0, head.version):
         until = now
-    after = end_attempt(
-        run, "PENDING", request.reason, not_before=until, attempt_count=run.attempt_count - 1
-    )
+    after = end_attempt(run, "PENDING", request.reason, not_before=until, attempt_count=run.attempt_count - 1)
     return RecordChange(("PENDING", "JOURNAL"), run, after, {"journal": request.records})
 
 

@@ -75,7 +75,7 @@ _REAL_CLOCK = Clock()
 MISSING: Any = object()
 
 
-class WorkflowParked(BaseException):  # noqa: N818 - not an error
+class WorkflowParked(BaseException):
     """Unwinds the function of a workflow that waits; `except Exception` does not catch it."""
 
 
@@ -107,9 +107,7 @@ class RunJournal:
         """Read what the log has added, and the head of the same version; raise if the attempt has lost it."""
         call, attempt = self.call, self.attempt
         while True:
-            self._journal = load_journal(
-                call.store, attempt.head.entity, call.engine.cipher, self._journal
-            )
+            self._journal = load_journal(call.store, attempt.head.entity, call.engine.cipher, self._journal)
             if self._journal.version == attempt.head.version:
                 return self._journal
             head = load_head(call.store, attempt.head.entity, call.engine.cipher)
@@ -312,7 +310,9 @@ class WorkflowScope(RunJournal):
             waits = [found for inner in error.exceptions if (found := self.find_wait(inner, step))]
             return merge_parks(waits) if waits else None
         first_check_s = _first_check(error)
-        until = getattr(error, "until", 0.0) if isinstance(error, Deferred | CoolingDown | CircuitOpen) else 0.0
+        until = (
+            getattr(error, "until", 0.0) if isinstance(error, Deferred | CoolingDown | CircuitOpen) else 0.0
+        )
         if not first_check_s and not 0 < until < NEVER:
             return None
         run = error.run if isinstance(error, Error) else None

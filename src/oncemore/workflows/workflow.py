@@ -305,7 +305,12 @@ def workflow(
 
     def decorate(function: Callable[P, R]) -> Workflow[P, R]:
         checked = StepOptions(
-            function, effect="idempotent", policy=chosen, attempts=attempts, max_crashes=max_crashes, **options
+            function,
+            effect="idempotent",
+            policy=chosen,
+            attempts=attempts,
+            max_crashes=max_crashes,
+            **options,
         )
         warn_policy(*checked.policy.warnings())
         return Workflow(checked)
