@@ -117,7 +117,11 @@ class RunJournal:
                 raise LeaseLost(f"{attempt.step}: attempt {attempt.number} was taken over by another worker")
             attempt.head = head
             if run.cancelled_at:
-                raise Cancelled(f"{attempt.step}: attempt {attempt.number} is to be cancelled")
+                self.end_cancelled()
+
+    def end_cancelled(self) -> NoReturn:
+        """End the attempt of a run that is to be cancelled."""
+        raise Cancelled(f"{self.attempt.step}: attempt {self.attempt.number} is to be cancelled")
 
     def next_id(self, kind: str, name: str) -> str:
         """Return the id of the next sleep, wait or value of a name, in the order reached."""
@@ -193,6 +197,10 @@ class WorkflowScope(RunJournal):
             raise WorkflowParked
 
     # Waits ------------------------------------------------------------------------------------------
+
+    def end_cancelled(self) -> NoReturn:
+        """End this execution; the call then closes the waiting run as cancelled."""
+        self.park(ParkRequest(self.call.engine.now(), "cancelled"))
 
     def park(self, request: ParkRequest) -> NoReturn:
         """End this execution until a time, or until a signal."""
