@@ -39,7 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("retries", "steps"),
     (
         *("backoff", "control", "http", "inbox", "jitter", "maintenance", "messaging"),
-        *("open_engine", "outbox", "workers"),
+        *("open_engine", "outbox", "schedules", "workers"),
     ),
     (PACKAGE,),
     ("queries", "testing"),

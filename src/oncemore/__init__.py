@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from oncemore.retries.decorator import attempts, retry, retrying
     from oncemore.retries.report import RetryReport, get_decision
     from oncemore.retries.timeouts import abandoned_calls
+    from oncemore.schedules.decorator import schedule
     from oncemore.steps.attempt import Attempt, current
     from oncemore.steps.context import context
     from oncemore.steps.decorator import Step, step
@@ -105,6 +106,7 @@ _NAMES_BY_MODULE = {
     "oncemore.retries.decorator": "attempts retry retrying",
     "oncemore.retries.report": "RetryReport get_decision",
     "oncemore.retries.timeouts": "abandoned_calls",
+    "oncemore.schedules.decorator": "schedule",
     "oncemore.steps.attempt": "Attempt current",
     "oncemore.steps.context": "context",
     "oncemore.steps.decorator": "Step step",
@@ -190,6 +192,7 @@ __all__ = [
     "open",
     "retry",
     "retrying",
+    "schedule",
     "set_value",
     "sleep",
     "step",

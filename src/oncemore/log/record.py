@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     WorkflowMark = Literal["JOURNAL", "SIGNAL"]
     EventMark = Literal["SENDING", "DELIVERED", "DEAD"]
     OtherMark = Literal["MAINTENANCE", "LEASE", "JOB", "RESOURCE", "BREAKER", "QUOTA", "SECRET", "POLICY"]
-    Mark = StateMark | RunMark | WorkflowMark | EventMark | OtherMark | Literal["CONTROL", "APPROVAL"]
+    ControlMark = Literal["CONTROL", "APPROVAL", "SCHEDULE", "QUEUE"]
+    Mark = StateMark | RunMark | WorkflowMark | EventMark | OtherMark | ControlMark
     State_ = TypeVar("State_", bound="Entity")
 
 #: Number of the stored format; it is part of every header and head.
@@ -305,6 +306,53 @@ class RecordedPolicy(Value):
     source: str = ""
 
 
+class ScheduleRecord(Value):
+    """A schedule of a step: its declaration, and its place in time (`schedules.driver`).
+
+    state          always ACTIVE: switches stop the step
+    expression     the cron expression; empty if `every_s` has the interval, counted from `start_at`
+    missed         "skip", "once" or "all": the ticks that were not taken in time
+    declared_at    time at which a worker last wrote the declaration
+    last_tick      the last tick that got a run; 0: none
+    next_tick      the next tick
+    tick_count     number of ticks that got a run
+    skipped_count  number of missed ticks without a run, as far as they were counted
+    """
+
+    state: str = "ACTIVE"
+    name: str = ""
+    step: str = ""
+    pipeline: str = ""
+    expression: str = ""
+    every_s: float = 0.0
+    start_at: float = 0.0
+    tz: str = ""
+    missed: str = ""
+    declared_at: float = 0.0
+    last_tick: float = 0.0
+    next_tick: float = 0.0
+    tick_count: int = 0
+    skipped_count: int = 0
+
+
+class QueueSlot(Value):
+    """One slot of a queue: the attempt that took it last (`limits.queue_step`).
+
+    state       always TAKEN: the slot is free as soon as that attempt has ended or its worker has died
+    queue       name of the queue
+    number      number of the slot, from 0
+    limit       concurrency of the queue, as the step of the attempt declared it
+    run_entity  run of the attempt; `fence` is the attempt's
+    """
+
+    state: str = "TAKEN"
+    queue: str = ""
+    number: int = 0
+    limit: int = 0
+    run_entity: str = ""
+    fence: int = 0
+
+
 Entity = (
     RunRecord
     | WorkerRecord
@@ -319,6 +367,8 @@ Entity = (
     | Approval
     | StoreSecret
     | RecordedPolicy
+    | ScheduleRecord
+    | QueueSlot
 )
 #: All kinds of records.
 KINDS: Final[tuple[type[Any], ...]] = Entity.__args__

@@ -272,7 +272,14 @@ def known_step(step: Step[..., Any]) -> KnownStep:
     """Return the step as a worker knows it."""
     options = step._options  # noqa: SLF001 - a part of the same feature
     resume = step._resume_run  # noqa: SLF001
-    return KnownStep((step.name, *step.aliases), options.colour == "coroutine", resume, options.pipeline)
+    return KnownStep(
+        names=(step.name, *step.aliases),
+        is_async=options.colour == "coroutine",
+        resume_run=resume,
+        pipeline=options.pipeline,
+        schedules=options.schedules,
+        prepare_call=lambda engine, args: step.bind(engine)._prepare_call(args, {}),  # noqa: SLF001
+    )
 
 
 def make_rerun(reason: str) -> DecisionScript:

@@ -21,9 +21,11 @@ from oncemore.log.record import (
     EventRecord,
     JobRecord,
     MaintenanceRecord,
+    QueueSlot,
     QuotaRecord,
     RecordedPolicy,
     RunRecord,
+    ScheduleRecord,
     StoreSecret,
     WorkerRecord,
     apply_header,
@@ -53,6 +55,8 @@ KINDS: dict[str, Any] = {
     "resource": ResourceRecord,
     "secret": StoreSecret,
     "policy": RecordedPolicy,
+    "schedule": ScheduleRecord,
+    "queue": QueueSlot,
 }
 #: The name of a mark in an export (WAL-4).
 RECORDS = {

@@ -57,11 +57,13 @@ class StepOptions:
     keys       computes the keys of calls
     arguments  reads the arguments of recorded calls
     dataset, provider   the option as given: a name, a function of the arguments, or None
+    schedules  the schedules that `oncemore.schedule` has added
     """
 
     def __init__(self, function: Callable[..., Any], **arguments: Any) -> None:
         options = {**OPTION_DEFAULTS, **arguments}
         self.function = function
+        self.schedules: tuple[Any, ...] = ()
         self.colour = check_function(function)
         self.name = _step_name(function, options["name"])
         self.aliases = _check_aliases(self.name, options["aliases"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 from oncemore.control import permits
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from oncemore.errors import NotPermitted
     from oncemore.log.record import LoadedHead
     from oncemore.log.store import Head
+    from oncemore.schedules.decorator import StepSchedule
     from oncemore.steps.call import PreparedCall
     from oncemore.steps.engine import Engine
     from oncemore.steps.ops import Script
@@ -57,12 +58,16 @@ class KnownStep(NamedTuple):
 
     names       the names of its runs in the log: its own, and its former ones
     resume_run  returns the call that continues a run, or refuses a run that cannot continue here
+    schedules   the schedules of the step
+    prepare_call  returns the call with positional arguments, for the tick of a schedule
     """
 
     names: tuple[str, ...]
     is_async: bool
     resume_run: Callable[[Engine, LoadedHead], ResumedCall]
+    prepare_call: Callable[[Engine, tuple[Any, ...]], PreparedCall]
     pipeline: str = ""
+    schedules: tuple[StepSchedule, ...] = ()
 
 
 class BlockedRun(NamedTuple):

@@ -35,6 +35,7 @@ from oncemore.errors import (
     log_warning,
 )
 from oncemore.log.entry_codec import load_head
+from oncemore.schedules.driver import ScheduleDriver
 from oncemore.steps.call_operations import CALL_OPERATIONS
 from oncemore.steps.context import CONTEXT, CallContext
 from oncemore.steps.decorator import known_step
@@ -115,6 +116,7 @@ class Worker:
         _check_range("poll_s", poll_s, 0.01, 3600)
         _check_range("grace_s", grace_s, 0, 86_400)
         self._engine, self._due_runs = engine, poll.DueRuns(engine, known_steps, concurrency)
+        self._schedules = ScheduleDriver(engine, known_steps)
         engine.concurrency_limits.most = max(engine.concurrency_limits.most, int(concurrency))
         self._concurrency, self._poll_s, self._grace_s = concurrency, poll_s, grace_s
         self._changed = threading.Condition()
@@ -199,6 +201,7 @@ class Worker:
         threads = WorkerThreads(self._concurrency)
         self._due_runs.listed_at = 0.0
         self._due_runs.sweep.reset_schedule()
+        self._schedules.reset_declarations()
         log_length: int | None = None
         try:
             while not self._stopping:
@@ -206,8 +209,10 @@ class Worker:
                 try:
                     # Read before the listing: a run that ends during it may be due again.
                     was_idle = not self._active_runs
+                    # Also while no run can be started: a tick must not be missed because runs are long.
+                    self._schedules.submit_due_ticks()
                     started = self._start_due_runs(threads)
-                    is_due_soon = self._is_throttled or self._due_runs.next_due <= self._engine.now() + wait_s
+                    is_due_soon = self._is_throttled or self._next_due <= self._engine.now() + wait_s
                     stays = until_stopped or not was_idle or is_due_soon
                     if started or len(self._active_runs) >= self._concurrency:
                         log_length = None
@@ -235,6 +240,11 @@ class Worker:
             # Reset here and not at the start, because stop() may be called before run().
             self._stopping = False
         return self.stats
+
+    @property
+    def _next_due(self) -> float:
+        """When the next run or the next tick of a schedule is due."""
+        return min(self._due_runs.next_due, self._schedules.next_due)
 
     def _start_due_runs(self, threads: WorkerThreads) -> bool:
         """Start due runs up to the concurrency; return whether any was started."""
@@ -288,7 +298,7 @@ class Worker:
             # A run that ended after the listing may be due again, so list once more without a wait.
             if self._due_runs.has_ended(self._active_runs.keys()):
                 return None
-        timeout_s = min(self._poll_s, max(0.0, self._due_runs.next_due - self._engine.now()))
+        timeout_s = min(self._poll_s, max(0.0, self._next_due - self._engine.now()))
         timeout_s = min(timeout_s, MAX_STOP_DELAY_S) if self._is_throttled else timeout_s
         # After a store error wait for the whole poll interval, even if the log grows.
         if self._has_store_trouble:
