@@ -25,7 +25,7 @@ PROGRAMS = {
     "poll_until_ready": ("poll until an export is ready", ""),
     "pay_once": ("pay once through `kill -9`", "a table of keys and receipts"),
     "pipeline": ("five steps that resume after `kill -9`", "a table of results"),
-    "nightly_job": ("a job at six, once over two processes", "a cron library and a table of ticks"),
+    "hourly_report": ("a report every hour, once over two processes", "a loop, and a table of ticks"),
     "fan_out": ("a hundred items, ten at a time", ""),
     "approval": ("wait days for a person's approval", "a table of approvals, and a process that polls"),
     "webhook": ("a webhook that is delivered again", "a table of responses"),

@@ -1,4 +1,4 @@
-"""Send a report every morning at six, once over all processes that run this program (DBOS)."""
+"""Send a report every hour, once over all processes that run this program (DBOS)."""
 
 import os
 import threading
@@ -25,15 +25,14 @@ def report_workflow(tick: datetime, context: Any) -> None:
     send_report(tick.isoformat())
 
 
-DBOS(config={"name": "nightly", "system_database_url": "sqlite:///dbos.db"})
+DBOS(config={"name": "hourly", "system_database_url": "sqlite:///dbos.db"})
 DBOS.launch()
 DBOS.apply_schedules(
     [
         {
             "schedule_name": "report",
             "workflow_fn": report_workflow,
-            "schedule": os.environ.get("SCHEDULE", "0 6 * * *"),
-            "cron_timezone": "Europe/Berlin",
+            "schedule": os.environ.get("SCHEDULE", "0 * * * *"),
         }
     ]
 )
