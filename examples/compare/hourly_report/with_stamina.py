@@ -1,6 +1,6 @@
 """Send a report every hour, once over all processes that run this program (stamina).
 
-stamina has no schedule: a loop computes the ticks, and a table of our own has those that a process has taken.
+stamina has no schedule: a loop computes the ticks, and a table of our own has those that a process took.
 A tick whose process is killed meanwhile is lost.
 """
 

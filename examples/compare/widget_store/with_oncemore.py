@@ -1,9 +1,8 @@
 """A shop with one product: a checkout waits for its payment, and a dispatch takes its time (oncemore)."""
 
 import os
-import sqlite3
-from contextlib import closing
 
+import sqlalchemy as sa
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -13,19 +12,20 @@ from starlette.routing import Route
 import oncemore
 
 DISPATCH_S = float(os.environ.get("DISPATCH_S", "1"))
+SHOP = sa.create_engine("sqlite:///shop.db")
 
 
-def execute(statement: str, *values: object) -> sqlite3.Cursor:
-    return oncemore.current().transaction(sqlite3.connect("shop.db", timeout=30)).execute(statement, values)
+def execute(statement: str, **values: object) -> sa.CursorResult:
+    return oncemore.current().transaction(SHOP.connect()).execute(sa.text(statement), values)
 
 
 def open_shop() -> None:
-    with closing(sqlite3.connect("shop.db", timeout=30)) as shop, shop:
-        shop.execute("CREATE TABLE IF NOT EXISTS stock (left_over INTEGER)")
+    with SHOP.begin() as shop:
+        shop.execute(sa.text("CREATE TABLE IF NOT EXISTS stock (left_over INTEGER)"))
         shop.execute(
-            "CREATE TABLE IF NOT EXISTS orders (number INTEGER PRIMARY KEY, state TEXT, progress INTEGER)"
+            sa.text("CREATE TABLE IF NOT EXISTS orders (number INTEGER PRIMARY KEY, state, progress)")
         )
-        shop.execute("INSERT INTO stock SELECT 2 WHERE NOT EXISTS (SELECT * FROM stock)")
+        shop.execute(sa.text("INSERT INTO stock SELECT 2 WHERE NOT EXISTS (SELECT * FROM stock)"))
 
 
 @oncemore.step(effect="transactional")
@@ -45,12 +45,12 @@ def return_item(order: int) -> None:
 
 @oncemore.step(effect="transactional")
 def set_order_state(order: int, state: str) -> None:
-    execute("UPDATE orders SET state = ? WHERE number = ?", state, order)
+    execute("UPDATE orders SET state = :state WHERE number = :order", state=state, order=order)
 
 
 @oncemore.step(effect="transactional")
 def set_progress(order: int, progress: int) -> None:
-    execute("UPDATE orders SET progress = ? WHERE number = ?", progress, order)
+    execute("UPDATE orders SET progress = :done WHERE number = :order", done=progress, order=order)
 
 
 @oncemore.workflow
