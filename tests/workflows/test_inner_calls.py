@@ -49,7 +49,7 @@ def test_a_workflow_waits_for_a_step_that_is_due_later_past_except_exception(
     def outer(x: int) -> Any:
         try:
             return fetch(x)
-        except Exception:  # noqa: BLE001 - as careless code does
+        except Exception:
             return "gave up"
         finally:
             left.append("finally")
@@ -242,7 +242,7 @@ def test_a_workflow_that_swallows_its_wait_waits_all_the_same(
     def outer(x: int) -> Any:
         try:
             return fetch(x)
-        except BaseException:  # noqa: BLE001 - as very careless code does
+        except BaseException:
             return other(7)
 
     with pytest.raises(oncemore.Deferred):
@@ -402,7 +402,7 @@ def test_a_parent_waits_for_its_child_and_goes_on_when_the_child_has_ended(
     assert parent(1) == ("parent", 1, "on")
     opening = next(iter(child.last_run(1).records()))  # type: ignore[union-attr]
     assert opening["node_id"] == "child"
-    assert run.key in str(list(any_engine.store.read_entries(f"run/{inner.key}"))[0].body)
+    assert run.key in str(next(iter(any_engine.store.read_entries(f"run/{inner.key}"))).body)
 
 
 def test_an_inner_run_names_its_parent(engine: oncemore.Engine) -> None:

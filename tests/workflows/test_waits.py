@@ -227,8 +227,7 @@ def test_a_time_out_is_recorded_and_a_late_signal_goes_to_the_next_wait(
     def decide() -> Any:
         try:
             first = oncemore.wait_for("word", timeout=60.0)
-        except oncemore.SignalTimeout as error:
-            assert isinstance(error, TimeoutError)
+        except oncemore.SignalTimeout:
             first = "timed out"
         seen.append(first)
         return first, oncemore.wait_for("word"), oncemore.wait_for("other", timeout=0, default=None)

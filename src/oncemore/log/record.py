@@ -47,8 +47,9 @@ class RunRecord(Value):
 
     fence                raised by every INTENT; the store rejects a write with an older fence
     attempt              number of the last attempt, counted over all runs of the key
-    attempt_count        attempts of this run
-    max_attempts         limit of attempts of this run
+    attempt_count        attempts of this run that count in max_attempts: it includes the running one, and
+                         not one that was lost with its process, interrupted, or never begun
+    max_attempts         limit of attempt_count
     not_before           earliest time of the next attempt
     deadline             time at which the run must have ended; 0: none
     held_for             the reason why the run waits for an operator; empty: it does not wait
@@ -64,6 +65,8 @@ class RunRecord(Value):
     budget_debt          retry-budget tokens that the next attempt costs and that were missing; 0: none
     expected_duration_s  duration of the longest failed attempt of this run, if it took a second or more;
                          0: not known
+    crash_count          attempts of this run that were lost with their process
+    max_crashes          limit of crash_count; 0: lost and interrupted attempts stay in attempt_count
     """
 
     state: State = "PENDING"
@@ -100,6 +103,8 @@ class RunRecord(Value):
     failure_counted: bool = False
     budget_debt: float = 0.0
     expected_duration_s: float = 0.0
+    crash_count: int = 0
+    max_crashes: int = 0
 
 
 class WorkerRecord(Value):

@@ -384,6 +384,11 @@ def _reset_engines_after_fork() -> None:
 def _close_engines_at_exit() -> None:
     """Give leases back at the end of a program that has not closed its engines."""
     for engine in list(_engines):
+        # Only daemon threads are left now. They end with the process, and their attempts with them.
+        if engine.opened_store is not None and not engine.leases.closes_quietly:
+            from oncemore.steps.release import release_attempts
+
+            release_attempts(engine)
         engine.close()
 
 

@@ -29,6 +29,7 @@ from oncemore.errors import (
     RetriesExhausted,
     UsageError,
 )
+from oncemore.policy.closing import POISON, describe_spent_budget
 from oncemore.policy.explain import format_seconds
 from oncemore.workflows.journal import NEVER
 
@@ -234,6 +235,8 @@ def run_held(plan: StepPlan, head: LoadedHead, error: Exception | None = None) -
             "(step.settle, or a reconcile= function)"
         )
     text = _describe_record((head.body or {}).get("error") or {})
+    if run.held_for == POISON:
+        text = f"{describe_spent_budget(run)}, so the work may be what ends its workers"
     held = Quarantined(
         f"{subject} is in quarantine ({run.held_for}){f': {text}' if text else ''}; a person decides: "
         f"oncemore quarantine show {run.run_id}"

@@ -109,7 +109,8 @@ def _make_item_caller(
     else:
         attempts = ProcessAttempts(step, engine, unpack, step._bound)
     # A process that dies before its claim leaves no attempt in the log: such losses have their own limit.
-    max_tries = step._options.policy.max_attempts + MAX_LOST_ITEMS
+    policy = step._options.policy
+    max_tries = policy.max_attempts + (policy.max_crashes or 0) + MAX_LOST_ITEMS
     remote = RemoteExecutor(pool, attempts, max_tries, engine.lease_s)
     run_attempt = remote.run_attempt_async if step._is_async else remote.run_attempt
     caller = ItemCaller(run_attempt, step._is_async, decode, remote)

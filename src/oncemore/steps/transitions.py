@@ -14,7 +14,7 @@ from oncemore.control.model import APPROVAL_NEEDED
 from oncemore.log.entry_codec import PLAIN_TYPES
 from oncemore.log.record import FIELD_POSITIONS, RecordChange, RunRecord
 from oncemore.policy.canonical_json import run_seed
-from oncemore.policy.closing import POISON, close_run, closing_proof
+from oncemore.policy.closing import POISON, close_run, closing_proof, count_lost_attempt
 from oncemore.policy.decide import Situation, decide_retry
 from oncemore.policy.policy import ESCALATION, policy_id
 from oncemore.policy.proof import build_recorded_proof
@@ -163,6 +163,7 @@ def new_run(
         "fence": last.fence,
         "attempt": last.attempt,
         "max_attempts": plan.policy.max_attempts,
+        "max_crashes": plan.policy.max_crashes or 0,
         "created_at": now,
         "deadline": call.deadline,
         "input_hash": terms.input_hash,
@@ -364,6 +365,7 @@ def build_closing(
 ) -> RecordChange:
     """Return the run after a decision that no failed attempt asked for: a lost worker, a cancellation."""
     run, now = head.record, decision.closing.now
+    changes = {**count_lost_attempt(run, decision.closing.event), **changes}
     body = {"error": error, **remarks, "proof": closing_proof(decision)}
     if decision.action == "stop":
         after = end_attempt(run, "HARD_FAIL", decision.reason, failure_version=head.version + 1, **changes)
@@ -372,7 +374,7 @@ def build_closing(
     if decision.action == "retry":
         after = end_attempt(run, "SOFT_FAIL", decision.reason, not_before=now, **changes)
         return RecordChange(("SOFT_FAIL",), run, after, body)
-    after = end_attempt(run, "SOFT_FAIL", decision.reason)._replace(held_for=decision.held_for)
+    after = end_attempt(run, "SOFT_FAIL", decision.reason, **changes)._replace(held_for=decision.held_for)
     if decision.held_for == POISON:
         return RecordChange(("SOFT_FAIL", "ESCALATION"), run, after, add_escalation(body, run, now, plan))
     return RecordChange(("SOFT_FAIL",), run, after, body)

@@ -137,7 +137,7 @@ class RunJournal:
             )
 
     def append_record(self, record: dict[str, Any]) -> Script:
-        """Append a record to the run; return False if the run has changed and the caller must decide again."""
+        """Append a record to the run; return False if the run has changed: the caller decides again."""
         head, call = self.attempt.head, self.call
         change = RecordChange(JOURNAL, head.record, head.record, {"journal": (record,)})
         try:

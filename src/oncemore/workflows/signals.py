@@ -87,7 +87,8 @@ def _check_waits(subject: str, journal: Journal) -> Exception | None:
     """Return the error for a run that does not wait for signals, or has too many of them."""
     if not journal.opening.get("workflow"):
         return UsageError(
-            f"{subject} is not the run of a workflow; only a function with @oncemore.workflow waits for signals"
+            f"{subject} is not the run of a workflow; only a function with @oncemore.workflow waits for "
+            "signals"
         )
     if journal.is_full:
         return UsageError(f"{subject} has {MAX_RECORDS} sleeps, waits, signals and values, the most of a run")

@@ -15,6 +15,7 @@ from oncemore.retries.options import as_seconds
 from oncemore.steps.attempt import CURRENT, tag_value
 from oncemore.steps.call_operations import CALL_OPERATIONS
 from oncemore.steps.decorator import Step
+from oncemore.steps.entered_engine import use_engine
 from oncemore.steps.options import StepOptions
 from oncemore.workflows.scope import (
     MISSING,
@@ -39,17 +40,7 @@ if TYPE_CHECKING:
     from oncemore.steps.engine import Engine
     from oncemore.steps.ops import Script
     from oncemore.steps.plan import StepPlan
-    from oncemore.steps.step_types import AsyncStep
-
-    class WorkflowDecorator:
-        """The decorator that `oncemore.workflow(…)` returns, for type checkers."""
-
-        @overload
-        def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncStep[P, R]: ...
-        @overload
-        def __call__(self, function: Callable[P, R], /) -> Workflow[P, R]: ...
-        def __call__(self, function: Any, /) -> Any: ...
-
+    from oncemore.steps.step_types import AsyncWorkflow, WorkflowDecorator
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -94,10 +85,14 @@ class Workflow(Step[P, R]):
 
 
 def _run_workflow(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call the function of a workflow; return its value, or the request to wait."""
+    """Call the function of a workflow; return its value, or the request to wait.
+
+    Its inner steps use the engine of the workflow.
+    """
     scope = _open_scope()
     try:
-        value = function(*args, **kwargs)
+        with use_engine(scope.call.engine):
+            value = function(*args, **kwargs)
     except BaseException as error:
         if not _is_wait(scope, error):
             raise
@@ -112,7 +107,8 @@ async def _run_workflow_async(function: Callable[..., Any], args: Any, kwargs: A
     """Await the function of a workflow; like `_run_workflow`."""
     scope = _open_scope()
     try:
-        value = await function(*args, **kwargs)
+        with use_engine(scope.call.engine):
+            value = await function(*args, **kwargs)
     except BaseException as error:
         if not _is_wait(scope, error):
             raise
@@ -147,7 +143,8 @@ def _current_attempt(function: str) -> RunningAttempt:
     attempt = CURRENT.get()
     if attempt is None:
         raise UsageError(
-            f"oncemore.{function}() is for the inside of a function with @oncemore.workflow, in its own thread"
+            f"oncemore.{function}() is for the inside of a function with @oncemore.workflow, in the thread "
+            "of the workflow"
         )
     return attempt
 
@@ -245,7 +242,7 @@ def _run(journal: RunJournal, script: Script) -> Any:
 
 
 @overload
-def workflow(function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncStep[P, R]: ...
+def workflow(function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncWorkflow[P, R]: ...
 @overload
 def workflow(function: Callable[P, R], /) -> Workflow[P, R]: ...
 @overload
