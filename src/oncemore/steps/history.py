@@ -136,7 +136,9 @@ def explain_entries(run: Run[Any], entries: list[tuple[Any, RunRecord, dict[str,
     yield f"{run.step}, key {run.key[:12]}, run {state.run_number} ({run.run_id}): {describe_state(run)}"
     for header, after, body in entries:
         if "INTENT" in header.marks:
-            crashes = f", after {after.crash_count} of {after.max_crashes} crashes" if after.crash_count else ""
+            crashes = (
+                f", after {after.crash_count} of {after.max_crashes} crashes" if after.crash_count else ""
+            )
             yield (
                 f"  attempt {after.attempt} began, {after.attempt_count} of {after.max_attempts}{crashes} "
                 f"(fence {after.fence})"
