@@ -63,8 +63,9 @@ def _is_never(subject: object) -> bool:
     return False
 
 
-def _refuse_call(*args: Any, **kwargs: Any) -> Any:
-    raise AssertionError("this plan is for a decision of an operator; it runs nothing")
+def refuse_call(*args: Any, **kwargs: Any) -> Any:  # pragma: no cover - reached only by a bug
+    """Raise: the plan is for a decision of an operator, and no decision calls the function of a step."""
+    raise AssertionError("a decision of an operator calls no function of a step")
 
 
 class StepPlan(Struct, frozen=True, kw_only=True):
@@ -125,7 +126,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     cooldown: CooldownCall | None = None
     covers: Callable[[Exception, Failure], bool] | None = None
     escalation: tuple[str, str] = ESCALATION
-    function: Callable[..., Any] = _refuse_call
+    function: Callable[..., Any] = refuse_call
     halts: bool = False
     has_reconcile: bool = False
     if_running: str = "wait"
