@@ -10,19 +10,14 @@ import pytest
 
 import oncemore
 from oncemore.maintenance.replay import LogReplay
-from oncemore.queries.explain import explain_run
-from oncemore.queries.runs import list_runs, RunFilter
+from oncemore.queries.runs import RunFilter, list_runs
 from oncemore.steps.release import release_attempts
-from tests.crash.harness import start_engine_call
-from tests.control.quarantine.helpers import processes
-from oncemore.steps.ops import RunAttempt
 from tests.steps.colours import POLICY, Busy, Turns, abandoned, do, each_colour, made
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from oncemore.log.record import RunRecord
-    from oncemore.testing import FakeClock
 
 
 def state_of(step: Any) -> RunRecord:
@@ -87,7 +82,7 @@ def test_in_a_document_profile_a_crash_is_an_attempt(tmp_path: Path, policy: str
 @each_colour
 @pytest.mark.parametrize("effect", ["pure", "idempotent", "outbox"])
 def test_ctrl_c_costs_nothing(engine: oncemore.Engine, colour: str, effect: str) -> None:
-    turns = Turns(*[KeyboardInterrupt] * 4, "done")
+    turns = Turns(*[KeyboardInterrupt()] * 4, "done")
     step = made(colour, turns, effect=effect, policy=POLICY.replace(max_attempts=1, max_crashes=1))
     for _ in range(4):
         with pytest.raises(KeyboardInterrupt):
@@ -99,7 +94,8 @@ def test_ctrl_c_costs_nothing(engine: oncemore.Engine, colour: str, effect: str)
 
 
 def test_ctrl_c_in_a_once_step_leaves_its_outcome_unknown_at_no_cost(engine: oncemore.Engine) -> None:
-    step = made("plain", Turns(KeyboardInterrupt, "paid"), effect="once", policy=POLICY.replace(max_attempts=1))
+    policy = POLICY.replace(max_attempts=1)
+    step = made("plain", Turns(KeyboardInterrupt(), "paid"), effect="once", policy=policy)
     with pytest.raises(KeyboardInterrupt):
         step()
     run = state_of(step)

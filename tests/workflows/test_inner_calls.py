@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import oncemore
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.workflows.journal import NEVER
+from tests.crash.harness import SharedStore, open_engine_on
 
 if TYPE_CHECKING:
     from oncemore.testing import FakeClock
@@ -131,6 +133,7 @@ def test_a_held_step_parks_the_workflow_which_looks_again_less_and_less_often(
     woken = outer.last_run(1)
     assert woken is not None
     assert woken.not_before <= any_engine.now()
+    assert woken.get_value("nothing") is None
     assert f"review (key {review.key(1)[:12]}) has ended; goes on" in woken.explain()
     work(any_engine, outer)
     assert outer(1) == 1
@@ -231,6 +234,101 @@ def test_errors_that_only_ask_for_time_park_the_workflow_also_from_a_thread_with
     assert outer(2) == 20
 
 
+def test_parks_in_a_group_of_errors_and_in_threads_with_the_context(
+    engine: oncemore.Engine, clock: FakeClock
+) -> None:
+    calls: list[int] = []
+    fetch = flaky(1, calls)
+
+    @oncemore.step(effect="idempotent")
+    def slow(x: int) -> int:
+        threading.Event().wait(0.1)
+        return x
+
+    @oncemore.workflow
+    def groups(x: int) -> int:
+        try:
+            return fetch.bind(engine).run(x).value
+        except oncemore.UsageError as error:
+            raise ExceptionGroup("two", [oncemore.Deferred("later", engine.now() + 100), error]) from None
+
+    @oncemore.workflow
+    def fails_in_a_group(x: int) -> int:
+        raise ExceptionGroup("one", [ValueError("no")])
+
+    @oncemore.workflow
+    def threads(x: int) -> Any:
+        # A thread that has the context of the workflow is still calling a step when the workflow parks.
+        thread = threading.Thread(target=copy_context().run, args=(slow, x))
+        thread.start()
+        while slow.last_run(x) is None:
+            threading.Event().wait(0.001)
+        return oncemore.wait_for("go")
+
+    with pytest.raises(oncemore.Deferred, match="waiting for"):
+        groups(1)
+    clock.advance(625)
+    assert groups(1) == 10
+    with pytest.raises(oncemore.StepFailed, match="no"):
+        fails_in_a_group(1)
+    with pytest.raises(oncemore.Deferred):
+        threads(5)
+    run = slow.last_run(5)
+    assert run is not None
+    assert run.status == "COMPLETE", "the workflow has waited for its other calls"
+
+
+def test_a_resource_that_an_operator_holds_parks_the_workflow(
+    engine: oncemore.Engine, clock: FakeClock
+) -> None:
+    @oncemore.workflow
+    def outer(outcome: str, until: float) -> None:
+        raise oncemore.CoolingDown("cooling", outcome, "resource", until)
+
+    for outcome, until in (("SKIPPED_QUARANTINED", 0.0), ("SKIPPED_BACKOFF", engine.now() + 1000)):
+        with pytest.raises(oncemore.Deferred, match="waiting for"):
+            outer.bind(engine).run(outcome, until)
+            outer(outcome, until)
+    with pytest.raises(oncemore.StepFailed):
+        outer("SKIPPED_TERMINAL", 0.0)
+
+
+def test_a_store_that_fails_for_a_moment_does_not_fail_the_workflow(clock: FakeClock) -> None:
+    class FailingStore(SharedStore):
+        is_failing = False
+
+        def append(self, batch: Any) -> Any:
+            if self.is_failing and batch.writes[0].entity == f"run/{inner.key(1)}":
+                raise oncemore.StoreError("full")
+            return super().append(batch)
+
+    store = FailingStore()
+
+    @oncemore.step(effect="pure", name="inner")
+    def inner(x: int) -> int:
+        return x
+
+    @oncemore.workflow(name="outer")
+    def outer(x: int) -> int:
+        return inner(x)
+
+    with open_engine_on(store) as engine:
+        outer.submit(1)
+        store.is_failing = True
+        with pytest.raises(oncemore.Deferred, match="waiting for inner"):
+            outer.bind(engine)._call_sync((1,), {}, None, _impatient(outer.bind(engine)))
+        store.is_failing = False
+        clock.advance(5)
+        assert outer(1) == 1
+
+
+def _impatient(workflow: Any) -> Any:
+    """Return the call of a workflow by a caller that does not wait."""
+    call = workflow._prepare_call((1,), {})
+    call.plan = call.plan.copy_with(inline_wait_s=0.0)
+    return call
+
+
 def test_a_workflow_that_swallows_its_wait_waits_all_the_same(
     engine: oncemore.Engine, clock: FakeClock
 ) -> None:
@@ -263,7 +361,8 @@ def test_gather_runs_steps_in_parallel_and_waits_for_all_of_them(
     @oncemore.step(effect="idempotent", policy=SLOW)
     async def fetch(x: int) -> int:
         began.append(x)
-        await asyncio.sleep(0.01)
+        # The second one is still under way when the first one has failed.
+        await asyncio.sleep(0.1 if x == 2 else 0.0)
         if x == 1 and began.count(1) == 1:
             raise ConnectionError("down")
         return 10 * x

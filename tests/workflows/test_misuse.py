@@ -111,6 +111,20 @@ def test_unknown_options_are_refused_and_the_effect_is_not_one() -> None:
         oncemore.workflow(effect="pure")  # type: ignore[call-overload]
 
 
+def test_a_policy_that_counts_crashes_as_attempts_gives_its_own_number() -> None:
+    governed = oncemore.workflow(name="governed", policy="kfm-loop")(lambda: None)
+    assert governed._options.policy.max_attempts > 1
+    assert governed._options.policy.max_crashes is None
+    counted = oncemore.workflow(name="counted", max_crashes=7)(lambda: None)
+    assert (counted._options.policy.max_attempts, counted._options.policy.max_crashes) == (1, 7)
+
+
+def test_a_workflow_needs_a_policy_where_the_settings_ask_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONCEMORE_POLICY", "required")
+    with pytest.raises(oncemore.UsageError, match="does not name a policy"):
+        oncemore.workflow(name="unnamed")(lambda: None)
+
+
 def test_an_execution_that_is_over_cannot_go_on(engine: oncemore.Engine) -> None:
     leaked: list[Any] = []
 

@@ -12,6 +12,8 @@ import oncemore
 from oncemore.log.store import HeadQuery
 from oncemore.steps.history import verify_chain
 from oncemore.workflows.journal import NEVER
+from oncemore.workflows.signals import send_signal, wake_parent
+from tests.crash.harness import SharedStore, open_engine_on
 from tests.timing import wait_until
 
 if TYPE_CHECKING:
@@ -177,6 +179,9 @@ def test_a_signal_that_comes_while_the_workflow_runs_is_not_lost(
         oncemore.set_value("here", True)
         if runs:
             runs.pop().signal("go", "first")
+        # The head has moved since the journal was read.
+        oncemore.set_value("here", False)
+        oncemore.sleep(0)
         return oncemore.wait_for("go"), oncemore.wait_for("go", timeout=5, default="none")
 
     runs.append(waits.submit(1))
@@ -420,3 +425,116 @@ def test_the_due_time_of_a_wait_without_a_time_out_can_be_shown(engine: oncemore
     run = waits.last_run()
     assert run is not None
     assert run.not_before == NEVER
+
+
+# An attempt that must not go on -----------------------------------------------------------------------
+
+
+def test_a_cancelled_step_cannot_publish_and_one_that_was_taken_over_neither(clock: FakeClock) -> None:
+    store, errors = SharedStore(), list[BaseException]()
+    first, second = open_engine_on(store), open_engine_on(store)
+
+    @oncemore.step(effect="idempotent", name="published")
+    def published(how: str) -> str:
+        if oncemore.current().number > 1:
+            return "second"
+
+        def interfere() -> None:
+            if how == "cancel":
+                published.bind(second).cancel(how, reason="not needed")
+            else:
+                clock.advance(3600)
+                published.bind(second)(how)
+
+        oncemore.set_value("stage", 1)
+        thread = threading.Thread(target=interfere)
+        thread.start()
+        thread.join()
+        try:
+            oncemore.set_value("stage", 2)
+        except BaseException as error:
+            errors.append(error)
+            raise
+        return "first"
+
+    with pytest.raises(oncemore.StepFailed):
+        published.bind(first)("cancel")
+    assert published.bind(first)("taken over") == "second"
+    assert [type(error) for error in errors] == [oncemore.Cancelled, oncemore.LeaseLost]
+    first.close()
+    second.close()
+
+
+def test_ctrl_c_while_a_value_is_stored_is_raised_after_it(clock: FakeClock) -> None:
+    class InterruptedStore(SharedStore):
+        def append(self, batch: Any) -> Any:
+            ticket = super().append(batch)
+            if b'"stage"' in batch.writes[0].body and not done:
+                done.append(1)
+                raise KeyboardInterrupt
+            return ticket
+
+    done: list[int] = []
+
+    @oncemore.workflow(name="interrupted")
+    def interrupted() -> str:
+        oncemore.set_value("stage", 1)
+        return "done"
+
+    with open_engine_on(InterruptedStore()):
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+        run = interrupted.last_run()
+        assert run is not None
+        assert run.get_value("stage") == 1
+        assert interrupted() == "done"
+
+
+def test_two_senders_at_the_same_moment_lose_no_signal(clock: FakeClock) -> None:
+    class BusyStore(SharedStore):
+        """Another sender comes first, between the reads or before the write of the one that is looked at."""
+
+        def load_head(self, entity: str) -> Any:
+            head = super().load_head(entity)
+            self._interfere("between the reads")
+            return head
+
+        def append(self, batch: Any) -> Any:
+            self._interfere("before the write")
+            return super().append(batch)
+
+        def _interfere(self, when: str) -> None:
+            if when == moment[0]:
+                moment[0] = ""
+                runs[0].signal("go", f"the other, {when}")
+
+    moment, runs = [""], list[Any]()
+
+    @oncemore.workflow(name="two")
+    def two() -> list[Any]:
+        return [oncemore.wait_for("go") for _ in range(4)]
+
+    with open_engine_on(BusyStore()) as engine:
+        runs.append(two.submit())
+        for number, when in enumerate(("between the reads", "before the write")):
+            moment[0] = when
+            assert runs[0].signal("go", number)
+        assert two() == ["the other, between the reads", 0, "the other, before the write", 1]
+        with pytest.raises(oncemore.UsageError, match="has no run; submit the workflow"):
+            send_signal(engine, "run/unknown", "", "go")
+
+
+def test_only_the_workflow_that_waits_for_a_run_is_woken(engine: oncemore.Engine) -> None:
+    @oncemore.workflow(name="waits")
+    def waits() -> Any:
+        return oncemore.wait_for("go")
+
+    waits.submit()
+    work(engine, waits)
+    before = waits.last_run()
+    assert before is not None
+    wake_parent(engine, before.key, "other", "ab" * 32)
+    wake_parent(engine, "cd" * 32, "other", "ab" * 32)
+    after = waits.last_run()
+    assert after is not None
+    assert after.version == before.version

@@ -13,22 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.json import encode
 
-from oncemore._values import make
-from oncemore.artifacts.artifact import CURRENT_READER, make_label, reference_to_artifact, tag_artifact
+from oncemore.artifacts.artifact import make_label, reference_to_artifact, tag_artifact
 from oncemore.errors import LeaseLost, PolicyViolation, UsageError
 from oncemore.log.record import ArtifactRecord, EventRecord
 from oncemore.log.tagged_json import TaggedEncoder
 from oncemore.policy.canonical_json import make_event_id, run_seed
 from oncemore.retries.deadlines import time_remaining
-from oncemore.retries.loop import ENDS
 from oncemore.steps.call import PreparedCall
-from oncemore.steps.context import CONTEXT, CallContext, earlier_deadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncemore.artifacts.artifact import Artifact
-    from oncemore.artifacts.store import ArtifactStore
     from oncemore.log.record import LoadedHead
     from oncemore.log.store import StoreTransaction
     from oncemore.steps.attempt_storage import AttemptBackend
@@ -388,30 +384,3 @@ def current() -> Attempt:
     if attempt is None:
         raise UsageError("oncemore.current() is for the inside of a function with @oncemore.step")
     return attempt
-
-
-class AttemptContext:
-    """Sets the context variables of user code: attempt, call context, time limit, artifact store."""
-
-    __slots__ = ("_artifact_store", "_attempt", "_ends", "_tokens")
-
-    def __init__(self, attempt: RunningAttempt, artifact_store: ArtifactStore, ends: float | None) -> None:
-        self._attempt, self._ends, self._artifact_store = attempt, ends, artifact_store
-
-    def __enter__(self) -> None:
-        run, context = self._attempt.head.record, CONTEXT.get()
-        deadline = earlier_deadline(run.deadline, context.deadline) if run.deadline else context.deadline
-        fields = (run.tenant, run.correlation_id, deadline, context.actor, context.trace_id)
-        self._tokens = (
-            CURRENT.set(self._attempt),
-            CONTEXT.set(make(CallContext, fields)),
-            ENDS.set(self._ends),
-            CURRENT_READER.set(self._artifact_store),
-        )
-
-    def __exit__(self, *error: object) -> None:
-        current, context, ends, reader = self._tokens
-        CURRENT_READER.reset(reader)
-        ENDS.reset(ends)
-        CONTEXT.reset(context)
-        CURRENT.reset(current)

@@ -1,4 +1,4 @@
-"""Record an attempt that failed, was interrupted, was lost with its worker, or ended because it waits.
+"""Record an attempt that failed, was interrupted, or was lost with its worker.
 
 These are parts of the script in `steps.flow`: generators that yield operations and are sent their results.
 """
@@ -13,7 +13,6 @@ from oncemore.policy.closing import OUTCOME_UNKNOWN, close_run
 from oncemore.steps import refusals, transitions
 from oncemore.steps.ops import (
     CONFLICT,
-    AppendChange,
     AskReconcile,
     AttemptOutcome,
     EndCall,
@@ -82,12 +81,6 @@ def _fail_attempt(plan: StepPlan, outcome: AttemptOutcome, error: Exception, now
     if saved.record.state in ("COMPLETE", "SOFT_FAIL"):
         return None
     return EndCall(None, refusals.run_failed(plan, saved, error, None))
-
-
-def park_run(plan: StepPlan, outcome: AttemptOutcome, now: float) -> Script:
-    """Append that a workflow waits; return None to continue as any other caller would, or CONFLICT."""
-    change = transitions.build_park(outcome.head, outcome.value, now)
-    return CONFLICT if (yield AppendChange(outcome.head, change)) is None else None
 
 
 # An attempt that ended without an outcome -----------------------------------------------------------

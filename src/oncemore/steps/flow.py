@@ -43,6 +43,7 @@ from oncemore.steps.ops import (
     VoidClaim,
 )
 from oncemore.steps.recorded_policies import needs_own_policy
+from oncemore.workflows.parking import park_run
 
 if TYPE_CHECKING:
     from oncemore.errors import ResultUnavailable
@@ -178,7 +179,7 @@ def record_outcome(plan: StepPlan, outcome: AttemptOutcome, now: float) -> Scrip
     while True:
         record = commit_result if outcome.error is None else failure.record_failure
         if type(outcome.value) is ParkRequest:
-            record = failure.park_run
+            record = park_run
         end = yield from record(plan, outcome, now)
         if end is not CONFLICT:
             return end

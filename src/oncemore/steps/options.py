@@ -218,6 +218,9 @@ def _resolve_policy(options: Mapping[str, Any]) -> tuple[Policy, StepSettings]:
     if isinstance(selected["policy"], str) and isinstance(provider, str) and "@" not in selected["policy"]:
         selected["policy"] = f"{selected['policy']}@{provider}"
     policy = resolve_policy(selected)
+    if options["max_crashes"] not in (None, policy.max_crashes):
+        name = policy.name if policy.name.endswith(CHANGED) else f"{policy.name}{CHANGED}"
+        policy = policy.replace(max_crashes=options["max_crashes"], name=name)
     if isinstance(selected["policy"], str) or hasattr(selected["policy"], "__fspath__"):
         from oncemore.policy.files import loader
 

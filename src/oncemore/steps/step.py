@@ -34,6 +34,7 @@ from oncemore.steps.attempt import CURRENT
 from oncemore.steps.call import PreparedCall
 from oncemore.steps.call_operations import CALL_OPERATIONS
 from oncemore.steps.context import CONTEXT, compute_deadlines
+from oncemore.steps.current_attempt import check_not_recursive, current_key
 from oncemore.steps.entered_engine import ENTERED_ENGINES
 from oncemore.steps.history import find_opening
 from oncemore.steps.keys import input_hash
@@ -130,7 +131,7 @@ class StepCalls(Generic[P, R]):
         call.args, call.kwargs, call.counted, call.inputs, call.tenant = args, kwargs, counted, inputs, tenant
         call.cfg_hash = options.fixed_cfg_hash or options.config_hash()
         if CURRENT.get() is not None:
-            _check_not_recursive(options.name, call.entity)
+            check_not_recursive(options.name, call.entity)
         if now:
             call.deadline, call.give_up = compute_deadlines(
                 options.policy.total_timeout_s, context.deadline, now
@@ -215,7 +216,7 @@ class StepCalls(Generic[P, R]):
             provider="" if options.provider is None else options.provider_of(call.args, call.kwargs),
             actor="" if worker else context.actor,
             withheld=call.withheld,
-            parent=_current_key(),
+            parent=current_key(),
             is_workflow=call.plan.is_workflow,
         )
 
@@ -380,21 +381,6 @@ def _choose_seed(policy: Policy, entity: str) -> str:
     if policy.jitter_seed == PER_RUN:
         return ""
     return run_seed(entity.removeprefix("run/")) if policy.jitter_seed == PER_KEY else policy.jitter_seed
-
-
-def _current_key() -> str:
-    """Return the key of the run whose function makes this call; empty if there is none."""
-    attempt = CURRENT.get()
-    return "" if attempt is None else attempt.key
-
-
-def _check_not_recursive(name: str, entity: str) -> None:
-    """Refuse a step that calls itself with the same key: it would wait for itself."""
-    attempt = CURRENT.get()
-    while attempt is not None:
-        if attempt.head.entity == entity:
-            raise UsageError(f"{name} calls itself with the same key; it would wait for itself for ever")
-        attempt = attempt.parent
 
 
 def _mark_coroutine_function(step: Any) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from oncemore.policy.decide import Decision
     from oncemore.policy.model import Effect, State
     from oncemore.steps.call import PreparedCall
-    from oncemore.steps.ops import AttemptTerms, ParkRequest, ReconcileAnswer
+    from oncemore.steps.ops import AttemptTerms, ReconcileAnswer
     from oncemore.steps.plan import StepPlan
 
 #: The states of an ended run: the next call of its key begins a new run, or returns the stored outcome.
@@ -185,16 +185,9 @@ def new_run(
 
 def opening_body(terms: AttemptTerms) -> dict[str, Any]:
     """Return the body of a run's first entry: all that another process needs to continue the run."""
-    body: dict[str, Any] = {"arguments": terms.arguments}
-    if terms.actor:
-        body["actor"] = terms.actor
-    if terms.withheld:
-        body["withheld"] = terms.withheld
-    if terms.parent:
-        body["parent"] = terms.parent
-    if terms.is_workflow:
-        body["workflow"] = True
-    return body
+    body = {"arguments": terms.arguments, "actor": terms.actor, "withheld": terms.withheld}
+    body |= {"parent": terms.parent, "workflow": terms.is_workflow}
+    return {name: value for name, value in body.items() if value or name == "arguments"}
 
 
 def open_run(
@@ -272,20 +265,6 @@ def build_commit(head: LoadedHead, body: dict[str, Any]) -> RecordChange:
     run = head.record
     after = end_attempt(run, "COMPLETE", "", commit_version=head.version + 1)
     return make(RecordChange, (_COMMIT_MARKS, run, after, body))
-
-
-def build_park(head: LoadedHead, request: ParkRequest, now: float) -> RecordChange:
-    """Return a workflow that waits: PENDING, owned by no worker; the attempt does not count.
-
-    If an entry was added after the decision to wait, it may be the signal: the workflow is due at once, and
-    decides again.
-    """
-    run = head.record
-    until = min(request.until, run.deadline) if run.deadline else request.until
-    if request.version not in (0, head.version):
-        until = now
-    after = end_attempt(run, "PENDING", request.reason, not_before=until, attempt_count=run.attempt_count - 1)
-    return RecordChange(("PENDING", "JOURNAL"), run, after, {"journal": request.records})
 
 
 def decide_failure(plan: StepPlan, run: RunRecord, error: Exception, now: float) -> Decision:

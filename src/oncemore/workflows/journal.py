@@ -104,10 +104,12 @@ class Journal:
     def add_records(self, version: int, at: float, records: Iterable[dict[str, Any]]) -> None:
         """Add the records of the run's next entry."""
         self.version = version
+        # By the first name of each form; a form that this version does not know is skipped.
         for record in records:
             if "sleep" in record:
                 self.sleeps[record["sleep"]] = record["until"]
             elif "wait" in record:
+                # The first record of a wait fixes its time-out; later ones add the outcome.
                 before = self.waits.get(record["wait"], WaitRecord(record.get("until", NEVER)))
                 self.waits[record["wait"]] = before._replace(
                     taken=record.get("taken", before.taken),

@@ -1,4 +1,4 @@
-"""One execution of a workflow's function: what it waits for, and what its journal says about that.
+"""One execution of a workflow's function: its journal, its waits, and its inner calls.
 
 A workflow that has to wait leaves its process: `WorkflowParked` unwinds the function, and the script of the
 call records the wait (`steps.failure.park_run`). When the wait is over, any worker runs the function again
@@ -50,6 +50,7 @@ from oncemore.workflows.journal import (
     load_journal,
     signal_reason,
 )
+from oncemore.workflows.parking import merge_parks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,12 +105,13 @@ class RunJournal:
         return self.refresh() if self._journal is None else self._journal
 
     def refresh(self) -> Journal:
-        """Read what the log has added, and the head of the same version; raise if the attempt has lost it."""
+        """Read the new entries and the head of the same version; raise if the attempt has lost the run."""
         call, attempt = self.call, self.attempt
         while True:
             self._journal = load_journal(call.store, attempt.head.entity, call.engine.cipher, self._journal)
             if self._journal.version == attempt.head.version:
                 return self._journal
+            # A signal, or a value of this attempt whose acknowledgement was lost, has moved the head.
             head = load_head(call.store, attempt.head.entity, call.engine.cipher)
             run = head.record
             if run.state != "RUNNING" or run.fence != attempt.fence:
@@ -140,12 +142,7 @@ class RunJournal:
         """Append a record to the run; return False if the run has changed: the caller decides again."""
         head, call = self.attempt.head, self.call
         change = RecordChange(JOURNAL, head.record, head.record, {"journal": (record,)})
-        try:
-            saved = yield AppendChange(head, change)
-        except GeneratorExit:
-            # The coroutine was closed after the write: the attempt goes on from the stored head.
-            self.attempt.head = call.last_answer or head
-            raise
+        saved = yield AppendChange(head, change)
         if saved is not None:
             self.attempt.head = saved
             self.journal.add_records(saved.version, call.engine.now(), (record,))
@@ -166,7 +163,7 @@ class RunJournal:
 class WorkflowScope(RunJournal):
     """One execution of a workflow's function.
 
-    parks         what the execution has to wait for; the first one ends it
+    parks         the waits that the execution has met; the first one ends it
     active_calls  the calls of inner steps that are in progress, also in other tasks and threads
     """
 
@@ -216,6 +213,7 @@ class WorkflowScope(RunJournal):
             if seconds <= 0:
                 return
             self.check_room()
+            # The first execution that comes here fixes the end; later ones read it from the journal.
             until = now + seconds
             records = ({"sleep": sleep_id, "until": until},)  # type: ignore[assignment]
         if until > now:
@@ -238,6 +236,7 @@ class WorkflowScope(RunJournal):
                 self.check_room()
             signal = journal.find_signal(wait.name, until)
             outcome: dict[str, Any] = {"wait": wait.wait_id, "signal": wait.name}
+            # Recorded before it is returned. After a conflict the next round reads and decides again.
             if signal is not None:
                 yield from self.append_record({**outcome, "until": until, "taken": signal.version})
             elif until <= now:
@@ -324,6 +323,7 @@ class WorkflowScope(RunJournal):
         if not first_check_s and not 0 < until < NEVER:
             return None
         run = error.run if isinstance(error, Error) else None
+        # A resource in its cooldown, or an unreachable store, may leave no run to name.
         key, step = (run.key, run.step) if isinstance(run, Run) else ("", step)
         checks = 0
         if first_check_s:
@@ -350,26 +350,15 @@ def _time_out(wait: SignalWait, now: float) -> float:
     return NEVER if wait.timeout_s is None else min(now + wait.timeout_s, NEVER)
 
 
-def merge_parks(parks: list[ParkRequest]) -> ParkRequest:
-    """Return one request for several waits: due when the first of them is over.
-
-    A wait for a signal gives the reason, because a signal finds the run by it.
-    """
-    first = next((park for park in parks if park.version), min(parks, key=lambda park: park.until))
-    records = tuple(record for park in parks for record in park.records)
-    return ParkRequest(min(park.until for park in parks), first.reason, records, first.version)
-
-
 def _current_task() -> Any:
     """Return the task that this code runs in, of asyncio or trio; None outside of one."""
     trio = find_trio()
     if trio is not None:
         return trio.lowlevel.current_task()
+    # Without an import: code that runs in a task of asyncio has loaded it.
     asyncio: Any = sys.modules.get("asyncio")
-    if asyncio is None:
-        return None
     try:
-        return asyncio.current_task()
+        return asyncio and asyncio.current_task()
     except RuntimeError:
         return None
 

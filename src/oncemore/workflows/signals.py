@@ -62,6 +62,7 @@ def _record_signal(entity: str, run_id: str, record: dict[str, Any]) -> Script:
         if journal.version != head.version:
             continue
         run = after = head.record
+        # In the same entry: no worker can see the signal and still take the run for waiting.
         is_awaited = run.state == "PENDING" and run.reason == signal_reason(record["signal"])
         if is_awaited and not run.held_for and run.not_before > now:
             after = run._replace(not_before=now)

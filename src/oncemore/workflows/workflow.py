@@ -1,7 +1,7 @@
 """`oncemore.workflow`, and the functions that wait inside of one: `sleep`, `wait_for`, `set_value`.
 
 A workflow is a step whose function calls steps. It is one run in the log, claimed and continued like that of
-any step. What differs is here: the function runs in a `WorkflowScope`, and may end by waiting.
+any step. The differences are here: the function runs in a `WorkflowScope`, and may end by waiting.
 """
 
 from __future__ import annotations
@@ -9,21 +9,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 from oncemore._driver import run_script, run_script_async
+from oncemore.config import POLICY_REQUIRED
 from oncemore.errors import UsageError, warn_policy
 from oncemore.open_engine import default_policy
-from oncemore.retries.options import as_seconds
+from oncemore.retries.options import as_seconds, resolve_policy
 from oncemore.steps.attempt import CURRENT, tag_value
 from oncemore.steps.call_operations import CALL_OPERATIONS
 from oncemore.steps.decorator import Step
 from oncemore.steps.entered_engine import use_engine
 from oncemore.steps.options import StepOptions
+from oncemore.workflows.parking import merge_parks
 from oncemore.workflows.scope import (
     MISSING,
     RunJournal,
     SignalWait,
     WorkflowParked,
     WorkflowScope,
-    merge_parks,
     wait_for_calls,
     wait_for_calls_async,
 )
@@ -44,9 +45,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-#: Crashes of a workflow's process, where its policy counts them as attempts.
-MAX_CRASHES = 20
 
 
 class Workflow(Step[P, R]):
@@ -99,6 +97,7 @@ def _run_workflow(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         value = None
     if not scope.parks:
         return value
+    # Inner calls in other threads end first: their runs are recorded, and may ask for an earlier time.
     wait_for_calls(scope)
     return merge_parks(scope.parks)
 
@@ -115,6 +114,7 @@ async def _run_workflow_async(function: Callable[..., Any], args: Any, kwargs: A
         value = None
     if not scope.parks:
         return value
+    # `asyncio.gather` leaves its other tasks running when one of them raises.
     await wait_for_calls_async(scope)
     return merge_parks(scope.parks)
 
@@ -128,8 +128,8 @@ def _open_scope() -> WorkflowScope:
 def _is_wait(scope: WorkflowScope, error: BaseException) -> bool:
     """Return whether an execution that has raised an error is to wait.
 
-    An execution that had to wait does so whatever its function made of it; only an interruption of the
-    process is more important. An error of an inner call may also come from a thread without a context.
+    An execution that had to wait waits, even if its function caught that and went on; only an interruption of
+    the process is more important. An error of an inner call may also come from a thread without a context.
     """
     if isinstance(error, WorkflowParked | BaseExceptionGroup | Exception):
         wait = None if scope.parks else scope.find_wait(error, scope.attempt.step)
@@ -163,7 +163,7 @@ def _current_scope(function: str) -> WorkflowScope:
     return scope
 
 
-# What a workflow calls --------------------------------------------------------------------------------
+# Functions for the body of a workflow -----------------------------------------------------------------
 
 
 class _Ended:
@@ -183,7 +183,7 @@ def sleep(duration: Seconds, *, name: str | None = None) -> _Ended:
     store: its function has left the process, and runs again from the top when the time is over.
 
     duration  seconds, or a timedelta
-    name      tells this sleep apart from the others of the workflow; by its number in order unless given
+    name      the name of this sleep; sleeps of one name are numbered in their order
     """
     scope = _current_scope("sleep")
     seconds = as_seconds("duration", duration)
@@ -202,12 +202,13 @@ def wait_for(
     wait. The function has left the process while it waits, as in `sleep`.
 
     timeout  how long to wait; `SignalTimeout` is raised after it, or `default` returned if one is given
-    name     tells this wait apart from the others for the same signal; by its number in order unless given
+    name     the name of this wait, the signal's unless given; waits of one name are numbered in their order
     """
     scope = _current_scope("wait_for")
     scope.check_not_parked()
     check_name("signal", signal)
     timeout_s = None if timeout is None else as_seconds("timeout", timeout)
+    # Counted at the call, and not when it is awaited: the order of calls is the same in every execution.
     wait_id = scope.next_id("wait", signal if name is None else check_name("name", name))
     return _run(scope, scope.take_signal(SignalWait(wait_id, signal, timeout_s, default)))
 
@@ -215,14 +216,15 @@ def wait_for(
 def set_value(name: str, value: Any) -> Any:
     """Publish a value of the running workflow or step, for `run.get_value(name)`; in an async one, await it.
 
-    The last value of a name wins. A function that runs again does not publish again what it has published
-    at the same place.
+    The last value of a name wins. A function that runs again publishes nothing a second time at the same
+    place.
     """
     attempt = _current_attempt("set_value")
     check_name("name", name)
     plain = tag_value(value)
     attempt.check_active("publish a value")
     journal = attempt.journal
+    # A step has a journal only if it publishes.
     if journal is None:
         journal = attempt.journal = RunJournal(attempt, attempt.call)
     if type(journal) is WorkflowScope:
@@ -258,7 +260,7 @@ def workflow(
     version: str = "1",
     on_version_change: Literal["new", "reuse", "fail"] | None = None,
     policy: Policy | str | PathLike[str] | None = None,
-    attempts: int = 1,
+    attempts: int | None = None,
     max_crashes: int | None = None,
     total_timeout: Seconds | None = None,
     if_running: Literal["wait", "raise"] = "wait",
@@ -272,7 +274,7 @@ def workflow(
     /,
     *,
     policy: Any = None,
-    attempts: int = 1,
+    attempts: int | None = None,
     max_crashes: int | None = None,
     **options: Any,
 ) -> Any:
@@ -288,8 +290,11 @@ def workflow(
     name, aliases, key, ignore, partition, bucket, tenant, version, on_version_change, if_running, dataset,
     priority, retain_for, pipeline   as in `oncemore.step`
     policy         a `Policy`, its name or the path of a policy file
-    attempts       how often the function may fail by an error of its own (1): inner steps have their retries
-    max_crashes    how often its process may be lost (the policy's `max_crashes`, or 20); a wait costs nothing
+    attempts       how often the function may be run and fail by an error of its own: 1, because inner steps
+                   have their retries; a policy without `max_crashes` counts crashes here, and its own number
+                   is the default
+    max_crashes    how often its process may be lost; the policy's unless given (20 in `standard`). A wait
+                   costs neither
     total_timeout  limit of the whole run, with its sleeps and waits
     """
     unknown = options.keys() - _OPTIONS
@@ -301,11 +306,15 @@ def workflow(
     chosen = default_policy() if policy is None else policy
 
     def decorate(function: Callable[P, R]) -> Workflow[P, R]:
+        # Where crashes count as attempts, a single attempt would hold the workflow after the first crash.
+        counts_crashes = max_crashes is not None
+        if not counts_crashes and chosen != POLICY_REQUIRED:
+            counts_crashes = resolve_policy({"policy": chosen}).max_crashes is not None
         checked = StepOptions(
             function,
             effect="idempotent",
             policy=chosen,
-            attempts=attempts,
+            attempts=1 if attempts is None and counts_crashes else attempts,
             max_crashes=max_crashes,
             **options,
         )

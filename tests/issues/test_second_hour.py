@@ -1,0 +1,64 @@
+"""What a newcomer stumbles over in the second hour (issue 17), each shown by a test named so."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import oncemore
+from tests.fixtures import _isolated
+from tests.timing import wait_until
+
+__all__ = ["_isolated"]
+
+PIPELINE = """
+import threading, time
+from pathlib import Path
+import oncemore
+
+@oncemore.step(effect="idempotent", name="nightly")
+def nightly(day):
+    with Path("begun.txt").open("a") as file:
+        file.write("begun\\n")
+    while not Path("go_on").exists():
+        time.sleep(0.01)
+    return f"report of {day}"
+"""
+
+
+def run_oncemore(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "oncemore", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def count_starts() -> int:
+    path = Path("begun.txt")
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def test_newcomer_restarts_a_deploy_three_times() -> None:
+    """A deploy that restarts its workers spends no budget: the work is neither failed nor quarantined."""
+    Path("pipeline.py").write_text(PIPELINE)
+    scope: dict[str, oncemore.Step[[str], str]] = {}
+    exec(PIPELINE, scope)  # noqa: S102 - the text above
+    with oncemore.open("log.db") as engine:
+        run = scope["nightly"].submit("2026-11-18")
+        command = [sys.executable, "-m", "oncemore", "worker", "pipeline", "--store", "log.db"]
+        for restart in range(1, 5):
+            worker = subprocess.Popen([*command, "--grace", "0.1"], stderr=subprocess.DEVNULL)
+            try:
+                wait_until(lambda restart=restart: count_starts() == restart)
+                os.kill(worker.pid, signal.SIGTERM)
+                assert worker.wait(30) == 1, "work was left"
+            finally:
+                worker.kill()
+                worker.wait(30)
+        Path("go_on").touch()
+        assert run_oncemore("worker", "pipeline", "--store", "log.db", "--drain").returncode == 0
+        assert run.wait(10).value == "report of 2026-11-18"
+        state = run.wait(0).state
+        assert (state.attempt, state.attempt_count, state.crash_count) == (5, 1, 0)
+        assert list(engine.quarantine) == []
