@@ -85,6 +85,7 @@ PURE_FILES = {
         "oncemore.policy.verdict",
     ),
     *("oncemore.limits.breaker_rules", "oncemore.limits.concurrency_rules", "oncemore.limits.cooldown_rules"),
+    "oncemore.limits.queue_rules",
     *("oncemore.limits.rate_rules", "oncemore.control.model", "oncemore.log.record"),
     *("oncemore.maintenance.lineage", "oncemore.maintenance.retention_rules"),
     *("oncemore.workers.map_items", "oncemore.workers.turns"),

@@ -331,6 +331,8 @@ oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
         "breakers": "limits:breakers",
         "resources": "limits:resources",
         "cooldowns": "cooldowns:cooldowns",
+        "schedules": "schedules:schedules",
+        "queues": "schedules:queues",
         "import": "import_keys:import_",
         "import-runs": "run_documents:import_runs",
         "prune": "maintenance:prune",

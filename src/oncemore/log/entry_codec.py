@@ -19,6 +19,7 @@ from oncemore._values import make
 from oncemore.control.model import Approval, SwitchBoard
 from oncemore.errors import StoreError
 from oncemore.limits.cooldown_rules import ResourceRecord
+from oncemore.limits.queue_rules import QueueSlot
 from oncemore.log.encryption import EMPTY, decrypt_bytes
 from oncemore.log.group_commit import InterruptShield
 from oncemore.log.record import (
@@ -31,7 +32,6 @@ from oncemore.log.record import (
     JobRecord,
     LoadedHead,
     MaintenanceRecord,
-    QueueSlot,
     QuotaRecord,
     RecordChange,
     RecordedPolicy,

@@ -19,6 +19,7 @@ from __future__ import annotations
 from oncemore._values import Value, make
 from oncemore.control.model import Approval, SwitchBoard
 from oncemore.limits.cooldown_rules import ResourceRecord
+from oncemore.limits.queue_rules import QueueSlot
 from oncemore.policy.model import check_transition
 
 TYPE_CHECKING = False
@@ -338,24 +339,6 @@ class ScheduleRecord(Value):
     next_tick: float = 0.0
     tick_count: int = 0
     skipped_count: int = 0
-
-
-class QueueSlot(Value):
-    """One slot of a queue: the attempt that took it last (`limits.queue_step`).
-
-    state       always TAKEN: the slot is free as soon as that attempt has ended or its worker has died
-    queue       name of the queue
-    number      number of the slot, from 0
-    limit       concurrency of the queue, as the step of the attempt declared it
-    run_entity  run of the attempt; `fence` is the attempt's
-    """
-
-    state: str = "TAKEN"
-    queue: str = ""
-    number: int = 0
-    limit: int = 0
-    run_entity: str = ""
-    fence: int = 0
 
 
 Entity = (

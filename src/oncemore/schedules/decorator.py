@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=StepCalls[..., Any])
 
 MISSED = ("skip", "once", "all")
-RIGHT_FORM = "write @oncemore.schedule('0 6 * * *') above @oncemore.step(effect=…), and both above the function"
+RIGHT_FORM = (
+    "write @oncemore.schedule('0 6 * * *') above @oncemore.step(effect=…), and both above the function"
+)
 
 
 class StepSchedule(Value):
@@ -109,12 +111,15 @@ def _takes_tick(step: StepCalls[..., Any], options: Any) -> bool:
     if len(required) > 1 or (required and required[0] not in positional) or (required and step._bound):  # noqa: SLF001
         names = ", ".join(each.name for each in required)
         raise UsageError(
-            f"{step.name} takes {names}; a scheduled function takes one argument, the time of its tick, or none"
+            f"{step.name} takes {names}; a scheduled function takes one argument, the time of its tick, or "
+            "none"
         )
     if not positional:
         return False
     if positional[0].name in options.keys.ignored:
-        raise UsageError(f"ignore= of {step.name} leaves out {positional[0].name}, which is the tick of its runs")
+        raise UsageError(
+            f"ignore= of {step.name} leaves out {positional[0].name}, which is the tick of its runs"
+        )
     return True
 
 

@@ -68,7 +68,7 @@ class DrivenSchedule:
         self.step, self.declared = step, declared
         self.entity = PREFIX + declared.name
         self.check_at, self.is_declared = 0.0, False
-        ticks = declared.ticks
+        ticks: Any = declared.ticks
         is_cron = isinstance(ticks, CronTicks)
         #: The record of its declaration, without ticks.
         self.record = ScheduleRecord(

@@ -46,6 +46,8 @@ NICKNAMES = {
 }
 _DAY_S = 86_400.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+#: From 2106 on (2**32 s), a float of POSIX seconds no longer gives back every microsecond.
+LAST_START = datetime(2100, 1, 1, tzinfo=UTC)
 
 
 class CronTicks(Value):
@@ -136,18 +138,16 @@ def parse_cron(expression: object, tz: str) -> CronTicks:
     text = NICKNAMES.get(expression.strip().lower(), " ".join(expression.split()))
     if len(text.split()) != 5:
         raise UsageError(
-            f"the cron expression {expression!r} has {len(text.split())} fields; it takes five: minute, hour, "
-            "day of month, month, day of week. For seconds write every="
+            f"the cron expression {expression!r} has {len(text.split())} fields; it takes five: minute, "
+            "hour, day of month, month, day of week. For seconds write every="
         )
     cronsim = load_cronsim()
     ticks = CronTicks(text, tz)
     try:
-        first = ticks.next_after(0.0)
+        ticks.next_after(0.0)
     except cronsim.CronSimError as error:
         field = str(error).removeprefix("Bad ")
         raise UsageError(f"the cron expression {expression!r} has a wrong {field} field") from None
-    if first >= LATEST:
-        raise UsageError(f"the cron expression {expression!r} names a date that never comes")
     return ticks
 
 
@@ -161,8 +161,8 @@ def parse_interval(every: Any, start: Any) -> IntervalTicks:
         )
     if start is None:
         return IntervalTicks(round(seconds * 1e6))
-    if not isinstance(start, datetime) or start.tzinfo is None:
-        raise UsageError(f"start is {start!r}; it takes an aware datetime, the first tick")
+    if not isinstance(start, datetime) or start.tzinfo is None or not _EPOCH <= start < LAST_START:
+        raise UsageError(f"start is {start!r}; it takes the first tick, an aware datetime from 1970 to 2100")
     return IntervalTicks(round(seconds * 1e6), (start - _EPOCH) // timedelta(microseconds=1))
 
 
@@ -176,8 +176,8 @@ def find_zone(tz: str) -> tzinfo:
         return ZoneInfo(tz)
     except (KeyError, ValueError, TypeError, OSError):
         raise UsageError(
-            f"tz is {tz!r}, and this machine has no time zone of that name; write one such as 'Europe/Berlin',"
-            " or install tzdata if the machine has no time zones at all"
+            f"tz is {tz!r}, and this machine has no time zone of that name; write one such as "
+            "'Europe/Berlin', or install tzdata if the machine has no time zones at all"
         ) from None
 
 

@@ -186,6 +186,7 @@ def known_step(step: Step[..., Any]) -> KnownStep:
         is_async=options.colour == "coroutine",
         resume_run=resume,
         pipeline=options.pipeline,
+        queue=options.queue,
         schedules=options.schedules,
         prepare_call=lambda engine, args: step.bind(engine)._prepare_call(args, {}),  # noqa: SLF001
     )
@@ -235,6 +236,8 @@ def step(
     cooldown: Cooldown | None = None,
     requires_approval: bool = False,
     pipeline: str | None = None,
+    queue: str | None = None,
+    concurrency: int | None = None,
 ) -> StepDecorator:
     """Make a function durable: every attempt is recorded, and its effect is applied once per key.
 
@@ -284,6 +287,8 @@ def step(
     requires_approval  no attempt begins before an operator has approved it (`oncemore approve`)
     pipeline           the pipeline of the step; the function's module unless given. A policy with
                        `halt_scope: pipeline` halts it after an error that is not retryable
+    queue, concurrency the name of a queue, and how many attempts of its steps may run at once in all
+                       processes on the store; further calls wait, submitted runs wait for a worker
     """
     if effect is None:
         raise UsageError(NO_EFFECT)
@@ -298,7 +303,7 @@ def step(
         "not_applied": not_applied, "reconcile": reconcile, "provider": provider, "breaker": breaker,
         "rate": rate, "budget": budget, "dataset": dataset, "priority": priority, "retain_for": retain_for,
         "artifact": artifact, "cooldown": cooldown, "requires_approval": requires_approval,
-        "pipeline": pipeline,
+        "pipeline": pipeline, "queue": queue, "concurrency": concurrency,
     }  # fmt: skip
 
     def decorate(function: Callable[P, R]) -> Step[P, R]:

@@ -13,6 +13,7 @@ from oncemore._values import Value
 from oncemore.control.model import Approval, SwitchBoard
 from oncemore.errors import IllegalTransition, StoreError
 from oncemore.limits.cooldown_rules import ResourceRecord
+from oncemore.limits.queue_rules import QueueSlot
 from oncemore.log.entry_codec import decode_header, hash_entry, read_body
 from oncemore.log.record import (
     NOWHERE,
@@ -21,7 +22,6 @@ from oncemore.log.record import (
     EventRecord,
     JobRecord,
     MaintenanceRecord,
-    QueueSlot,
     QuotaRecord,
     RecordedPolicy,
     RunRecord,

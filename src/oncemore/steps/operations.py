@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         SpillResult,
         TakeRateSlot,
         WatchEntity,
+        WatchLog,
     )
 
 #: Poll interval of a caller that waits for another worker: at first, at most, and the total.
@@ -104,6 +105,25 @@ def _poll_intervals(call: PreparedCall, op: WatchEntity) -> Generator[float, Non
             head = call.store.load_head(op.entity)
         if head is None or head.version != op.version:
             return
+        pause = min(pause * 1.5, POLL_MAX_S)
+
+
+def watch_log(call: PreparedCall, op: WatchLog) -> None:
+    """Wait until the log grows."""
+    if call.interrupt is not None:
+        raise call.interrupt
+    with InterruptShield():
+        length = call.store.wait_for_change(0, 0.0)
+    call.store.wait_for_change(length, op.seconds)
+
+
+async def watch_log_async(call: PreparedCall, op: WatchLog) -> None:
+    """Wait until the log grows, without blocking the event loop."""
+    if call.interrupt is not None:
+        raise call.interrupt
+    length, ends, pause = call.store.wait_for_change(0, 0.0), time.monotonic() + op.seconds, POLL_FIRST_S
+    while (left := ends - time.monotonic()) > 0 and call.store.wait_for_change(0, 0.0) <= length:
+        await _REAL_CLOCK.pause(min(pause, left))
         pause = min(pause * 1.5, POLL_MAX_S)
 
 

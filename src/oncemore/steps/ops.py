@@ -21,8 +21,10 @@ CommitTransaction(head, …)  commit the user's own transaction              →
 SpillResult(head, encoded)  store a large result as an artifact            → reference, or None
 FetchResult(spilled)        read such a result, verified                   → Raw, or the error
 AskReconcile(head)          call the step's `reconcile` function           → ReconcileAnswer
+FindQueueSlot(queue)        a free slot of the step's queue                → FreeSlot, or None: all taken
 SleepSeconds(seconds)       wait                                           → None
 WatchEntity(entity, …)      wait until the entity changes                  → None
+WatchLog(seconds)           wait until the log grows                       → None
 NotifyListeners(event, …)   call the listeners of the engine               → None
 
 A script returns an `EndCall`: the value of the call, or its error. `steps.perform` performs the operations.
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
     from oncemore.artifacts.artifact import Artifact
     from oncemore.control.model import Approval
+    from oncemore.limits.queue_rules import StepQueue
     from oncemore.log.record import ArtifactRecord, EventRecord, RecordChange
     from oncemore.log.store import StoreTransaction
     from oncemore.policy.policy import Policy
@@ -156,6 +159,12 @@ class TakeRateSlot(NamedTuple):
 
     rate: StepRate
     has_slot: bool = False
+
+
+class FindQueueSlot(NamedTuple):
+    """Find a free slot in a queue, without taking it."""
+
+    queue: StepQueue
 
 
 class DrawBudget(NamedTuple):
@@ -365,6 +374,12 @@ class WatchEntity(NamedTuple):
 
     entity: str
     version: int
+    seconds: float
+
+
+class WatchLog(NamedTuple):
+    """Wait until any entity has another version."""
+
     seconds: float
 
 

@@ -16,6 +16,7 @@ from oncemore.errors import UsageError
 from oncemore.limits.cooldown_rules import Cooldown, resource_of, schedule_for
 from oncemore.limits.cooldown_step import CooldownCall
 from oncemore.limits.declarations import resolve_breaker, resolve_rate
+from oncemore.limits.queue_rules import MAX_CONCURRENCY, StepQueue
 from oncemore.limits.shared_breaker import breaker_entity
 from oncemore.policy.canonical_json import normalize_name
 from oncemore.policy.model import EFFECTS, Failure
@@ -47,7 +48,7 @@ OPTION_DEFAULTS: dict[str, Any] = {
     "total_timeout": None, "if_running": "wait", "not_applied": (), "reconcile": None, "provider": None,
     "breaker": None, "rate": None, "budget": None, "dataset": None, "priority": None, "retain_for": None,
     "artifact": None, "cooldown": None, "requires_approval": False, "pipeline": None,
-    "attempts": None, "max_crashes": None,
+    "attempts": None, "max_crashes": None, "queue": None, "concurrency": None,
 }  # fmt: skip
 
 
@@ -122,6 +123,7 @@ class StepOptions:
         self._provider_rules = settings.breaker if has_own else None
         #: Whether each provider has its own breaker (BREAK-1) or rate limit.
         self.limits_each_provider = self._provider_rules is not None or self._rate is not None
+        self.queue = _resolve_queue(self.name, options["queue"], options["concurrency"])
         self.cooldown, self._schedules = _resolve_cooldown(self.name, options, self.effect)
         if self.cooldown is not None:
             # Only the end of the cooldown decides when failed work may run again.
@@ -272,6 +274,21 @@ def _resolve_cooldown(
 
         return cooldown, loader.load_cooldowns(policy)
     return cooldown, None
+
+
+def _resolve_queue(name: str, queue: Any, concurrency: Any) -> StepQueue | None:
+    """Return the queue of a step; its name and its concurrency are given together."""
+    if queue is None and concurrency is None:
+        return None
+    if queue is None or concurrency is None:
+        raise UsageError(
+            f"{name} has queue={queue!r} and concurrency={concurrency!r}; give both: the name of the queue, "
+            "and how many of its attempts may run at once"
+        )
+    is_number = isinstance(concurrency, int) and not isinstance(concurrency, bool)
+    if not is_number or not 1 <= concurrency <= MAX_CONCURRENCY:
+        raise UsageError(f"concurrency of {name} is {concurrency!r}; it takes 1 to {MAX_CONCURRENCY}")
+    return StepQueue(normalize_name(_check_text("queue", queue)), concurrency)
 
 
 def _error_fingerprint(provider: str, step: str, error: dict[str, Any]) -> str:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from oncemore.limits.breaker_rules import BreakerRules
     from oncemore.limits.budget import TokenBucket
     from oncemore.limits.cooldown_step import CooldownCall
+    from oncemore.limits.queue_rules import StepQueue
     from oncemore.limits.rate_rules import RateLimit
     from oncemore.policy.model import Effect
     from oncemore.policy.policy import Policy
@@ -107,6 +108,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     obeys_switches     whether switches stop the step; False for the steps that turn switches
     pipeline           the pipeline of the step; empty if there is none
     breaker, rate, budget   the limits of its provider and of its retries, if there are any
+    queue              the queue of the step, if there is one
     cooldown           the resource of this call and its cooldown, if there is one
     lease              length and heartbeat interval of its runs' lease, where a policy sets them
     policy_source      the address of the policy's file; empty for a policy made in code
@@ -143,6 +145,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     policy_name: str = ""
     policy_source: str = ""
     quarantines: bool = False
+    queue: StepQueue | None = None
     rate: StepRate | None = None
     recall_arguments: Callable[[dict[str, Any], tuple[Any, ...], dict[str, Any]], Arguments] | None = None
     reconcile: Callable[..., Any] | None = None
@@ -202,6 +205,7 @@ def build_plan(options: StepOptions, engine: Engine) -> StepPlan:
         pipeline=options.pipeline,
         breaker=options.fixed_breaker,
         budget=options.retry_budget,
+        queue=options.queue,
         lease=options.lease,
     )
 

@@ -212,7 +212,8 @@ class Worker:
                     # Also while no run can be started: a tick must not be missed because runs are long.
                     self._schedules.submit_due_ticks()
                     started = self._start_due_runs(threads)
-                    is_due_soon = self._is_throttled or self._next_due <= self._engine.now() + wait_s
+                    is_limited = self._is_throttled or self._due_runs.has_full_queue
+                    is_due_soon = is_limited or self._next_due <= self._engine.now() + wait_s
                     stays = until_stopped or not was_idle or is_due_soon
                     if started or len(self._active_runs) >= self._concurrency:
                         log_length = None
@@ -286,7 +287,7 @@ class Worker:
 
     def _list_turns(self) -> None:
         with self._changed:
-            active = frozenset(self._active_runs)
+            active = dict(self._active_runs)
         self._due_runs.list_turns(active)
 
     def _wait_for_work(self, log_length: int | None) -> int | None:
