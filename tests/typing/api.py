@@ -300,11 +300,27 @@ async def ship(number: int) -> bytes:
     return word
 
 
+@oncemore.schedule("0 6 * * *", tz="Europe/Berlin", missed="all")
+@oncemore.step(effect="idempotent")
+def nightly(tick: datetime) -> int:
+    return tick.day
+
+
+assert_type(nightly(datetime.now(UTC)), int)
+assert_type(nightly.submit(datetime.now(UTC)), oncemore.Run[int])
+nightly("today")  # type: ignore[arg-type]
+oncemore.schedule("0 6 * * *", missed="never")  # type: ignore[arg-type]
+oncemore.schedule(every="day")  # type: ignore[arg-type]
+
+
 async def use_workflows() -> None:
     assert_type(order(1), str)
     assert_type(order.submit(1), oncemore.Run[str])
     assert_type(order.submit(1).signal("approved", True), bool)
     assert_type(await ship(1), bytes)
     assert_type(await ship.submit(1), oncemore.Run[bytes])
+    assert_type(order.map([1, 2]).values, list[str])
     order("x")  # type: ignore[arg-type]
+    order.submit("x")  # type: ignore[call-overload]
+    order.map(["x"])  # type: ignore[list-item]
     await ship("x")  # type: ignore[arg-type]
