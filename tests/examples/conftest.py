@@ -37,6 +37,7 @@ def start(service: Service, tmp_path: Path) -> Iterator[Starter]:
         path = compare.program_path(program, library)
         words = [sys.executable, "-u", str(path), *args]
         if library == "dbos" and sqlite3.sqlite_version_info < (3, 42):
+            pytest.importorskip("pysqlite3", reason="DBOS needs SQLite 3.42")
             words.insert(2, str(compare.COMPARE / "start.py"))
         process = subprocess.Popen(
             words,
