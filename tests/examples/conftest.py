@@ -39,18 +39,22 @@ def start(service: Service, tmp_path: Path) -> Iterator[Starter]:
         if library == "dbos" and sqlite3.sqlite_version_info < (3, 42):
             pytest.importorskip("pysqlite3", reason="DBOS needs SQLite 3.42")
             words.insert(2, str(compare.COMPARE / "start.py"))
-        process = subprocess.Popen(
-            words,
-            cwd=tmp_path,
-            env={**os.environ, "SERVICE": service.url, **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        # A file: a pipe that is not read would block a program that logs much.
+        with (tmp_path / f"stderr-{len(programs)}").open("w") as errors:
+            process = subprocess.Popen(
+                words,
+                cwd=tmp_path,
+                env={**os.environ, "SERVICE": service.url, **variables},
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
         programs.append(process)
         return process
 
     yield start_program
-    for process in programs:
+    for number, process in enumerate(programs):
         process.kill()
         process.communicate(timeout=PATIENCE_S)
+        # Shown if the test fails.
+        print(f"-- {process.args[-1]}\n{(tmp_path / f'stderr-{number}').read_text()[-2000:]}")

@@ -25,8 +25,8 @@ class Starter(Protocol):
 
 def finish(process: subprocess.Popen[str]) -> list[str]:
     """Wait for the end of a program and return the words that it printed."""
-    output, errors = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, errors
+    output, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, "its standard error is below"
     return output.split()
 
 
@@ -52,7 +52,8 @@ def kill_program(process: subprocess.Popen[str]) -> list[str]:
 
 def kill_while_held(process: subprocess.Popen[str], service: Service) -> list[str]:
     """Kill a program while its request is applied and not answered; return the words that it printed."""
-    assert service.held.wait(PATIENCE_S), process.communicate()
+    wait_until(lambda: service.held.is_set() or process.poll() is not None, "the request")
+    assert service.held.is_set(), "it ended before its request; its standard error is below"
     words = kill_program(process)
     service.release()
     return words
