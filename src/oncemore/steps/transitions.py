@@ -19,6 +19,7 @@ from oncemore.policy.decide import Situation, decide_retry
 from oncemore.policy.policy import ESCALATION, policy_id
 from oncemore.policy.proof import build_recorded_proof
 from oncemore.policy.verdict import MISMATCH_CODE, decide_verdict
+from oncemore.retries.loop import NOT_MET
 from oncemore.steps import refusals
 from oncemore.steps.ops import EndCall
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from oncemore.log.record import LoadedHead
     from oncemore.policy.closing import ClosingDecision
     from oncemore.policy.decide import Decision
-    from oncemore.policy.model import Effect, State
+    from oncemore.policy.model import Effect, Failure, State, Verdict
     from oncemore.steps.call import PreparedCall
     from oncemore.steps.ops import AttemptTerms, ReconcileAnswer
     from oncemore.steps.plan import StepPlan
@@ -270,18 +271,27 @@ def build_commit(head: LoadedHead, body: dict[str, Any]) -> RecordChange:
     return make(RecordChange, (_COMMIT_MARKS, run, after, body))
 
 
+def _decide_step_verdict(plan: StepPlan, error: Exception, failure: Failure) -> Verdict:
+    """Return the verdict on a failure: by `on=` and `until=` of the step, else by the policy's classes."""
+    refused: Verdict = "QUARANTINE" if plan.quarantines else "TERMINAL"
+    if plan.covers is None:
+        verdict = decide_verdict(failure, plan.policy, plan.effect, quarantines=plan.quarantines)
+    else:
+        verdict = decide_verdict(failure, plan.policy, plan.effect)
+        if verdict not in ("UNKNOWN", "QUARANTINE"):
+            verdict = "RETRYABLE" if plan.covers(error, failure) else refused
+    # IDEM-3: only idempotent effects and those behind an outbox are tried again.
+    if plan.effect == "once" and not plan.repeats_once and verdict == "RETRYABLE":
+        verdict = refused
+    return "RETRYABLE" if failure is NOT_MET else verdict
+
+
 def decide_failure(plan: StepPlan, run: RunRecord, error: Exception, now: float) -> Decision:
     """Return the decision about a failed attempt; equal inputs give equal decisions in every process."""
     failure = plan.classify(error, now)
     if plan.effect == "once":
         failure = failure._replace(sent="no" if plan.not_applied(error) else "maybe")
-    quarantines = plan.quarantines and plan.covers is None
-    verdict = decide_verdict(failure, plan.policy, plan.effect, quarantines=quarantines)
-    if plan.effect == "once" and not plan.repeats_once and verdict == "RETRYABLE":
-        # IDEM-3: only idempotent effects and those behind an outbox are tried again.
-        verdict = "QUARANTINE" if quarantines else "TERMINAL"
-    if plan.covers is not None and verdict not in ("UNKNOWN", "QUARANTINE"):
-        verdict = "RETRYABLE" if plan.covers(error, failure) else "TERMINAL"
+    verdict = _decide_step_verdict(plan, error, failure)
     policy = plan.policy
     # An operator can grant a run more attempts than its policy has.
     if run.max_attempts != policy.max_attempts:
