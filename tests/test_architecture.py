@@ -39,7 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("retries", "steps"),
     (
         *("backoff", "control", "http", "inbox", "jitter", "maintenance", "messaging"),
-        *("open_engine", "outbox", "workers"),
+        *("open_engine", "outbox", "workers", "workflows"),
     ),
     (PACKAGE,),
     ("queries", "testing"),
@@ -64,6 +64,7 @@ UPWARD: dict[tuple[str, str], str] = {
     ("steps", "workers"): "`Step.map` and `Step.submit` hand runs to workers",
     ("steps", "maintenance"): "the engine offers backup, prune and erase as methods",
     ("steps", "open_engine"): "a step finds its engine in the settings",
+    ("steps", "workflows"): "a run takes signals and shows its journal, and an attempt may wait",
     ("log", "artifacts"): "tagged JSON carries references to artifacts",
     ("log", "steps"): "building a write needs the operations of the flow",
     ("maintenance", "queries"): "the replay sandbox loads the modules that define the steps",

@@ -30,6 +30,12 @@ DOORS = (
     "oncemore.jitter",
     "oncemore.testing",
 )
+#: Classes that users never construct, with the calls that return them: their constructors are internal.
+MADE_BY = {
+    "oncemore.Engine": "oncemore.open()",
+    "oncemore.JobRun": "Step.map() and Engine.jobs()",
+    "oncemore.Run": "Step.run(), Step.submit(), Step.last_run(), and the `run` of an error",
+}
 FILE = Path(__file__).resolve().parent.parent / "api.txt"
 REWRITE = ".venv/bin/python tools/api.py --write"
 
@@ -76,7 +82,11 @@ def _class_lines(name: str, kind: type) -> Iterator[str]:
     yield f"{name}: class({bases})"
     if is_record:
         yield f"{name}({', '.join(_fields(kind, annotations))})"
+    if name in MADE_BY:
+        yield f"{name}: made by {MADE_BY[name]}"
     for member, value in vars(kind).items():
+        if member == "__init__" and name in MADE_BY:
+            continue
         if inspect.ismemberdescriptor(value) and not member.startswith("_"):
             yield f"{name}.{member}: {annotations.get(member, 'attribute')}"
         elif member == "__init__" or not member.startswith("_"):

@@ -20,7 +20,7 @@ DECIDING = (
     "messaging/delivery.py", "messaging/driver.py", "messaging/inbox_flow.py", "messaging/message.py",
     "messaging/relay.py", "messaging/signature.py",
     "policy/*.py", "policy/files/*.py", "profiles/exoarmur/*.py", "programs/store_secret.py",
-    "retries/*.py", "steps/*.py", "workers/*.py",
+    "retries/*.py", "steps/*.py", "workers/*.py", "workflows/*.py",
 )  # fmt: skip
 
 #: Files in these folders that are shown by tests with servers, clients and programs instead.
@@ -29,7 +29,7 @@ NOT_MEASURED = (
     "limits/declarations.py", "log/group_commit.py", "log/memory.py", "log/read_only.py", "log/store.py",
     "log/waiters.py", "maintenance/sandbox.py", "maintenance/sandbox_process.py",
     "log/open_store.py", "steps/db_adapters.py", "steps/decorator.py", "steps/nodes.py",
-    "steps/keys.py", "steps/options.py", "steps/plan.py", "steps/signature.py",
+    "steps/options.py", "steps/signature.py",
     "steps/step.py", "steps/step_map.py", "steps/step_types.py",
     "workers/executor_adapters.py", "workers/remote.py", "workers/find_steps.py",
 )  # fmt: skip

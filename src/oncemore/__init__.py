@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         RestoredCopy,
         ResultUnavailable,
         RetriesExhausted,
+        SignalTimeout,
         StaleDecision,
         StepFailed,
         StoreError,
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from oncemore.steps.secret import Secret
     from oncemore.workers.job_run import JobRun
     from oncemore.workers.worker import Worker
+    from oncemore.workflows.workflow import Workflow, set_value, sleep, wait_for, workflow
 
 # The same names as strings: the imports above are only for the type checker.
 _NAMES_BY_MODULE = {
@@ -89,7 +91,7 @@ _NAMES_BY_MODULE = {
     "DeadlineExceeded Deferred Error InProgress KeyConflict KeyExpired LeaseLost "
     "MissingExtra NeedsReview NotPermitted OutcomeUncertain OutcomeUnknown "
     "PermanentError PermanentFailure PolicyError PolicyViolation PolicyWarning "
-    "Quarantined RestoredCopy ResultUnavailable RetriesExhausted StaleDecision "
+    "Quarantined RestoredCopy ResultUnavailable RetriesExhausted SignalTimeout StaleDecision "
     "StepFailed StoreError TransientError UsageError",
     "oncemore.limits.cooldown_rules": "Cooldown",
     "oncemore.limits.declarations": "Breaker Budget Rate",
@@ -112,6 +114,7 @@ _NAMES_BY_MODULE = {
     "oncemore.steps.secret": "Secret",
     "oncemore.workers.job_run": "JobRun",
     "oncemore.workers.worker": "Worker",
+    "oncemore.workflows.workflow": "Workflow set_value sleep wait_for workflow",
 }
 _MODULE_OF_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 #: Public modules that need no import of their own: `oncemore.backoff.exponential(1)`.
@@ -163,6 +166,7 @@ __all__ = [
     "Run",
     "Schedule",
     "Secret",
+    "SignalTimeout",
     "StaleDecision",
     "Step",
     "StepFailed",
@@ -170,6 +174,7 @@ __all__ = [
     "TransientError",
     "UsageError",
     "Worker",
+    "Workflow",
     "__version__",
     "abandoned_calls",
     "applied",
@@ -185,9 +190,13 @@ __all__ = [
     "open",
     "retry",
     "retrying",
+    "set_value",
+    "sleep",
     "step",
     "time_remaining",
     "unknown",
+    "wait_for",
+    "workflow",
 ]
 
 

@@ -13,7 +13,7 @@ import pytest
 import trustme
 
 from oncemore.errors import StoreError
-from oncemore.log.postgres import notify, statements
+from oncemore.log.postgres import notify
 from oncemore.log.postgres import schema as postgres_format
 from oncemore.log.postgres.connection import ASK_S, MAX_CONNECTIONS, ServerClock
 from oncemore.log.postgres.store import PostgresStore
@@ -53,22 +53,20 @@ def boss(url: str) -> Iterator[psycopg.Connection]:
 # Formats
 
 
-def in_format(number: int, url: str, schema: str) -> PostgresStore:
-    """Return a store as an earlier version opened it: with `append`, without the fast path."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(postgres_format, "FORMAT", number)
-        patch.setattr(statements, "prepare_statements", lambda schema: ())
-        made = PostgresStore(url, schema)
-    writer = made._writer
-    ends = time.monotonic() + 60
-    writer.store_batches = lambda batches: writer._send_until_answered(  # type: ignore[method-assign]
-        list(batches), ends, was_sent=False, fast=False
-    )
-    return made
+NEXT = postgres_format.FORMAT + 1
 
 
-def in_format_1(url: str, schema: str) -> PostgresStore:
-    return in_format(1, url, schema)
+@pytest.fixture
+def next_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let this process be a later version, whose migration adds a function; return the migration's file."""
+    migration = tmp_path / "next.sql"
+    migration.write_text("create function {schema}.added() returns int language sql as 'select {tag}';\n")
+    monkeypatch.setattr(postgres_format, "SOURCES", {**postgres_format.SOURCES, NEXT: str(migration)})
+    return migration
+
+
+def become_later_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_format, "FORMAT", NEXT)
 
 
 def functions(boss: psycopg.Connection, schema: str) -> dict[str, str]:
@@ -81,12 +79,11 @@ def functions(boss: psycopg.Connection, schema: str) -> dict[str, str]:
 
 
 def test_an_older_format_is_migrated_once_while_open_stores_continue(
-    url: str, schema: str, boss: psycopg.Connection
+    url: str, schema: str, boss: psycopg.Connection, next_format: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = in_format_1(url, schema)
-    assert postgres_format.schema_format(boss, schema) == 1
-    assert "take_log" in functions(boss, schema)
+    old = PostgresStore(url, schema)
     require_stored(append_writes(old, make_write("run/a", None)))
+    become_later_version(monkeypatch)
     opened: list[PostgresStore] = []
     faults: list[BaseException] = []
 
@@ -96,7 +93,7 @@ def test_an_older_format_is_migrated_once_while_open_stores_continue(
         except BaseException as fault:
             faults.append(fault)
 
-    with psycopg.connect(url) as holder:  # somebody is at it: the others wait, and nothing has changed
+    with psycopg.connect(url) as holder:  # it holds the lock of a migration: the others wait
         holder.execute("select pg_advisory_xact_lock(%s, 0)", (postgres_format.lock_tag(schema),))
         threads = [threading.Thread(target=open_it) for _ in range(4)]
         for thread in threads:
@@ -106,43 +103,43 @@ def test_an_older_format_is_migrated_once_while_open_stores_continue(
         while boss.execute(waiting, (postgres_format.lock_tag(schema),)).fetchone() != (4,):
             assert time.monotonic() < ends
             time.sleep(0.01)
-        assert postgres_format.schema_format(boss, schema) == 1
+        assert postgres_format.schema_format(boss, schema) == NEXT - 1
         require_stored(append_writes(old, make_write("run/a", old.load_head("run/a"))))
     for thread in threads:
         thread.join(30)
     assert not faults, faults
-    assert postgres_format.schema_format(boss, schema) == postgres_format.FORMAT
-    require_stored(
-        append_writes(old, make_write("run/a", old.load_head("run/a")))
-    )  # what the first version has open goes on
+    assert postgres_format.schema_format(boss, schema) == NEXT
+    # The process of the earlier version has the store open, and continues.
+    require_stored(append_writes(old, make_write("run/a", old.load_head("run/a"))))
     require_stored(append_writes(opened[0], make_write("run/a", opened[0].load_head("run/a"))))
     assert len(read_verified_entries(opened[0], "run/a")) == 4
     PostgresStore(url, f"{schema}_new").close()
-    assert functions(boss, schema) == functions(boss, f"{schema}_new"), (
-        "brought up is not the same as made anew"
-    )
+    migrated = functions(boss, schema)
+    assert "added" in migrated
+    assert migrated == functions(boss, f"{schema}_new"), "a migrated schema differs from a new one"
     for store in (old, *opened):
         store.close()
 
 
 def test_a_failed_migration_leaves_the_former_format(
-    url: str, schema: str, boss: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+    url: str, schema: str, boss: psycopg.Connection, next_format: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = in_format_1(url, schema)
-    monkeypatch.setattr(postgres_format, "SOURCES", {**postgres_format.SOURCES, 4: "__init__.py"})
-    monkeypatch.setattr(postgres_format, "FORMAT", 4)
+    old = PostgresStore(url, schema)
+    next_format.write_text(next_format.read_text() + "this is not SQL;\n")
+    become_later_version(monkeypatch)
     with pytest.raises(StoreError, match="42601"):
         PostgresStore(url, schema)
-    assert postgres_format.schema_format(boss, schema) == 1
-    assert "take_log" in functions(boss, schema), "the first half of it stayed"
+    assert postgres_format.schema_format(boss, schema) == NEXT - 1
+    assert "added" not in functions(boss, schema), "the first half of the migration stayed"
     require_stored(append_writes(old, make_write("run/a", None)))
     old.close()
 
 
 def test_a_role_that_does_not_own_an_older_schema_is_refused_with_the_remedy(
-    url: str, schema: str, boss: psycopg.Connection
+    url: str, schema: str, boss: psycopg.Connection, next_format: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    in_format_1(url, schema).close()
+    PostgresStore(url, schema).close()
+    become_later_version(monkeypatch)
     role = f"app_{schema}"
     boss.execute(f"create role {role} login")
     boss.execute(f"grant usage on schema {schema} to {role}")
@@ -150,7 +147,7 @@ def test_a_role_that_does_not_own_an_older_schema_is_refused_with_the_remedy(
     boss.execute(f"grant execute on all functions in schema {schema} to {role}")
     limited = url.replace("oncemore@", f"{role}@")
     with pytest.raises(
-        StoreError, match="has format 1, and this oncemore needs 3; open the store once as the"
+        StoreError, match=f"has format {NEXT - 1}, and this oncemore needs {NEXT}; open the store once as the"
     ):
         PostgresStore(limited, schema)
     PostgresStore(url, schema).close()
@@ -162,6 +159,18 @@ def test_a_role_that_does_not_own_an_older_schema_is_refused_with_the_remedy(
     boss.execute(f"create role other_{schema} login")
     may = "select has_function_privilege(%s, oid, 'execute') from pg_proc where proname like 'put%%'"
     assert boss.execute(may, (f"other_{schema}",)).fetchall().count((True,)) == 0
+
+
+def test_a_format_that_is_no_longer_read_is_refused_and_unchanged(
+    url: str, schema: str, boss: psycopg.Connection
+) -> None:
+    PostgresStore(url, schema).close()
+    boss.execute(f"update {schema}.meta set value = '2' where name = 'format'")  # noqa: S608
+    before = functions(boss, schema)
+    with pytest.raises(StoreError, match="has format 2, which this oncemore no longer reads"):
+        PostgresStore(url, schema)
+    assert postgres_format.schema_format(boss, schema) == 2
+    assert functions(boss, schema) == before
 
 
 # Disk

@@ -49,7 +49,12 @@ def test_attempts_waits_and_leases_are_spans_that_follow_each_other(store: Store
     spans = [span for span in told.spans if span.what != "lease"]
     for one, other in pairwise(spans):
         assert one.ends is not None
-        assert 0 <= other.begins - one.ends < 2.0  # a busy machine may stop in between
+        # A wait begins when the attempt before it ends; the next attempt begins after it, by its record.
+        assert other.begins == one.ends if other.what == "wait" else other.begins >= one.ends
+    claims = [entry.at for entry in told.steps if "INTENT" in entry.marks]
+    assert [span.begins for span in spans if span.what == "attempt"] == claims
+    due = [entry.state.not_before for entry in told.steps if "SOFT_FAIL" in entry.marks]
+    assert [span.ends for span in spans if span.what == "wait"] == due
     assert [span.outcome for span in spans if span.what == "attempt"] == [
         "SOFT_FAIL",
         "SOFT_FAIL",

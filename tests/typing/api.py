@@ -248,3 +248,29 @@ oncemore.http.IdempotencyMiddleware(
 )
 oncemore.http.IdempotencyMiddleware(app, effect="twice", principal=oncemore.http.same_principal)  # type: ignore[arg-type]
 oncemore.http.IdempotencyMiddleware(app, effect="once")  # type: ignore[call-arg]
+
+
+@oncemore.workflow
+def order(number: int) -> str:
+    oncemore.sleep(timedelta(days=1))
+    oncemore.set_value("stage", "asked")
+    word: str = oncemore.wait_for("approved", timeout=60, default="no")
+    return word
+
+
+@oncemore.workflow(name="ship", attempts=2, max_crashes=5)
+async def ship(number: int) -> bytes:
+    await oncemore.sleep(5)
+    await oncemore.set_value("stage", 1)
+    word: bytes = await oncemore.wait_for("approved")
+    return word
+
+
+async def use_workflows() -> None:
+    assert_type(order(1), str)
+    assert_type(order.submit(1), oncemore.Run[str])
+    assert_type(order.submit(1).signal("approved", True), bool)
+    assert_type(await ship(1), bytes)
+    assert_type(await ship.submit(1), oncemore.Run[bytes])
+    order("x")  # type: ignore[arg-type]
+    await ship("x")  # type: ignore[arg-type]

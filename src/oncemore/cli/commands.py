@@ -324,6 +324,7 @@ oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
         "submit": "step_commands:submit",
         "cancel": "step_commands:cancel",
         "rerun": "step_commands:rerun",
+        "signal": "control:signal",
         "quarantine": "quarantine:quarantine",
         "switch": "control:switch",
         "approve": "control:approve",

@@ -31,7 +31,7 @@ from oncemore.steps import operator_flow
 from oncemore.steps.call import PreparedCall
 from oncemore.steps.call_operations import run_decision
 from oncemore.steps.ops import ReconcileAnswer
-from oncemore.steps.plan import StepPlan
+from oncemore.steps.plan import StepPlan, refuse_call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -236,15 +236,11 @@ def _make_settle_plan(run: RunRecord) -> StepPlan:
         name=run.step,
         effect=run.effect,
         policy=STANDARD,
-        classify=_refuse_work,
+        classify=refuse_call,
         encode=encode_result,
-        decode=_refuse_work,
+        decode=refuse_call,
         describe=lambda error, failure: {},
     )
-
-
-def _refuse_work(*args: Any, **kwargs: Any) -> Any:  # pragma: no cover - a decision runs no work
-    raise AssertionError("a decision runs no work")
 
 
 def _to_posix_seconds(since: datetime | float) -> float:

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 #: Marks of entries that have a single one.
 CHECKPOINT: tuple[Any, ...] = ("CHECKPOINT",)
+JOURNAL: tuple[Any, ...] = ("JOURNAL",)
+SIGNAL: tuple[Any, ...] = ("SIGNAL",)
 EVENT: tuple[Any, ...] = ("EVENT",)
 ARTIFACT: tuple[Any, ...] = ("ARTIFACT",)
 #: Index state of a run that waits for an operator, in any state of the run: held runs are few among many

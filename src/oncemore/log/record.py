@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
     StateMark = Literal["PENDING", "RUNNING", "SOFT_FAIL", "HARD_FAIL", "COMPLETE", "INTENT", "COMMIT"]
     RunMark = Literal["CHECKPOINT", "DECISION", "ESCALATION", "PRUNE", "ERASE", "EVENT", "ARTIFACT"]
+    WorkflowMark = Literal["JOURNAL", "SIGNAL"]
     EventMark = Literal["SENDING", "DELIVERED", "DEAD"]
     OtherMark = Literal["MAINTENANCE", "LEASE", "JOB", "RESOURCE", "BREAKER", "QUOTA", "SECRET", "POLICY"]
-    Mark = StateMark | RunMark | EventMark | OtherMark | Literal["CONTROL", "APPROVAL"]
+    Mark = StateMark | RunMark | WorkflowMark | EventMark | OtherMark | Literal["CONTROL", "APPROVAL"]
     State_ = TypeVar("State_", bound="Entity")
 
 #: Number of the stored format; it is part of every header and head.

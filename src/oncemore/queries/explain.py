@@ -18,6 +18,7 @@ from oncemore.policy.closing import (
 )
 from oncemore.policy.explain import explain_decision, format_seconds
 from oncemore.queries.times import format_time
+from oncemore.workflows.journal import NEVER, describe_records
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -103,6 +104,9 @@ def _explain_attempts(timeline: RunTimeline) -> Iterator[AttemptExplanation]:
     for entry in timeline.steps:
         if "decision" in entry.body:
             decisions.append(_describe_decision(entry))
+        if "SIGNAL" in entry.marks:
+            lines = describe_records(entry.body.get("journal", ()))
+            decisions += [f"It {line} at {format_time(entry.at)}." for line in lines]
         if "INTENT" not in entry.marks:
             continue
         span = attempts[entry.state.attempt]
@@ -185,11 +189,18 @@ def _describe_end(timeline: RunTimeline, span: TimeSpan, end: TimelineEntry | No
             "It is unknown whether it took effect, and it must not happen twice: it is held for a person "
             f"({end.state.held_for})."
         )
+    elif "JOURNAL" in end.marks:
+        # The attempt of a workflow that waits: nothing failed.
+        yield from (_to_sentence(text) for text in describe_records(end.body.get("journal", ())))
     elif end.state.reason in END_REASONS:
         lost = _describe_lost_worker(timeline, span, end)
         yield f"{END_REASONS[end.state.reason]} ({end.state.reason}){lost}."
     elif end.state.state == "COMPLETE" and end.state.reason:
         yield f"It counts as done because of {end.state.reason.replace('_', ' ')}."
+
+
+def _to_sentence(text: str) -> str:
+    return f"It {text}."
 
 
 def _find_lease(timeline: RunTimeline, span: TimeSpan) -> TimeSpan | None:
@@ -253,7 +264,9 @@ def _describe_state(timeline: RunTimeline) -> Iterator[str]:
         )
         return
     remaining = row.not_before - timeline.now
-    if row.state in ("PENDING", "SOFT_FAIL") and remaining > 0:
+    if row.state == "PENDING" and row.not_before >= NEVER:
+        yield f"It is {row.reason}: oncemore signal {row.run_id} NAME [VALUE]."
+    elif row.state in ("PENDING", "SOFT_FAIL") and remaining > 0:
         reason = row.reason or "due later"
         until = format_time(row.not_before)
         yield f"It is deferred until {until}, for another {format_seconds(remaining)} ({reason})."

@@ -48,6 +48,7 @@ class PreparedCall(Struct, eq=False):
     counted     the arguments that the key or the input hash cover
     inputs      these arguments as canonical JSON
     withheld    the names of arguments that the log does not store
+    parent      the key of the run whose function made the call, where a worker continues it
     make_terms  returns the terms of an attempt that begins now, from this call, a worker's name and the time
 
     The fields below change while the call is in progress.
@@ -83,6 +84,7 @@ class PreparedCall(Struct, eq=False):
     counted: dict[str, Any] = {}
     inputs: bytes = b""
     withheld: tuple[str, ...] = ()
+    parent: str = ""
     worker: WorkerIdentity | None = None
     has_reservation: bool = False
     current_attempt: tuple[str, int] | None = None

@@ -14,6 +14,7 @@ from oncemore.steps.attempt_storage import read_entry
 from oncemore.steps.call import PreparedCall
 from oncemore.steps.reconcile import ask_reconcile, ask_reconcile_async
 from oncemore.steps.transactions import commit_transaction, commit_transaction_async
+from oncemore.workflows.journal import load_journal
 
 if TYPE_CHECKING:
     from oncemore._driver import Script
@@ -28,6 +29,7 @@ CALL_OPERATIONS = OperationTable(
         ops.ReadClock: perform.read_clock,
         ops.ReadLease: lambda call, op: call.engine.leases.lease_until(op.worker, op.entity, op.fence),
         ops.ReadBody: lambda call, op: read_entry(call, op.entity, op.version),
+        ops.LoadJournal: lambda call, op: load_journal(call.store, op.entity, call.engine.cipher),
         ops.SleepSeconds: operations.sleep_seconds,
         ops.WatchEntity: operations.watch_entity,
         ops.AskPermission: perform.ask_permission,

@@ -10,6 +10,7 @@ from oncemore.maintenance.import_keys import build_import, mark_keys_done
 from oncemore.open_engine import default_policy
 from oncemore.retries.options import as_seconds
 from oncemore.steps import admission, operator_flow, step_map, transitions
+from oncemore.steps.attempt import CURRENT
 from oncemore.steps.context import CONTEXT, compute_deadlines, parse_moment
 from oncemore.steps.ops import ReconcileAnswer
 from oncemore.steps.options import NO_EFFECT, StepOptions
@@ -154,7 +155,12 @@ class Step(StepCalls[P, R]):
                          processes import the step and open the store by its address
         """
         limits = step_map.MapLimits(max_concurrency, unpack, progress, max_wait)
-        return step_map.map_items(self, items, limits, executor)  # type: ignore[no-any-return]
+        job = step_map.map_items(self, items, limits, executor)
+        outer = CURRENT.get()
+        if outer is not None and outer.journal is not None and outer.journal.is_workflow:
+            # A workflow waits for the items that are not done yet.
+            return outer.journal.finish_map(job, is_async=self._is_async)  # type: ignore[no-any-return, attr-defined]
+        return job  # type: ignore[no-any-return]
 
     # Decisions of operators -------------------------------------------------------------------------
 

@@ -24,12 +24,16 @@ from oncemore.steps.ops import (
     WatchEntity,
 )
 from oncemore.steps.stored_failure import begins_new_run, build_stored_failure, find_failure_time
+from oncemore.workflows.journal import WAITING_FOR
 
 if TYPE_CHECKING:
     from oncemore.log.record import LoadedHead, RunRecord
     from oncemore.steps.call import PreparedCall
     from oncemore.steps.ops import Script
     from oncemore.steps.plan import StepPlan
+
+#: How often a call looks at a workflow that waits for a signal, in seconds.
+SIGNAL_POLL_S = 0.1
 
 
 def handle_existing_run(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: float) -> Script:
@@ -132,7 +136,8 @@ def _on_waiting(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: float
     end = yield from cooldown_step.end_instead_of_waiting(plan.cooldown)
     if end is not None:
         return end
-    yield SleepSeconds(wait)
+    # A signal can end the wait of a workflow before its time.
+    yield SleepSeconds(min(wait, SIGNAL_POLL_S) if run.reason.startswith(WAITING_FOR) else wait)
     return None
 
 

@@ -36,12 +36,14 @@ from oncemore.steps.ops import (
     EndCall,
     LoadHead,
     LoadPolicy,
+    ParkRequest,
     ReserveWorker,
     RunAttempt,
     SpillResult,
     VoidClaim,
 )
 from oncemore.steps.recorded_policies import needs_own_policy
+from oncemore.workflows.parking import park_run
 
 if TYPE_CHECKING:
     from oncemore.errors import ResultUnavailable
@@ -166,13 +168,16 @@ def record_outcome(plan: StepPlan, outcome: AttemptOutcome, now: float) -> Scrip
     """Append the outcome of an attempt; return the call's end, or None if the call continues."""
     while True:
         record = commit_result if outcome.error is None else failure.record_failure
+        if type(outcome.value) is ParkRequest:
+            record = park_run
         end = yield from record(plan, outcome, now)
         if end is not CONFLICT:
             return end
         head = yield LoadHead(outcome.head.entity)
         if head.record.state != "RUNNING" or head.record.fence != outcome.head.record.fence:
             break
-        # The attempt still holds the run: its own checkpoint, with a lost acknowledgement, moved the head.
+        # The attempt still holds the run: a signal, or its own checkpoint with a lost acknowledgement, moved
+        # the head.
         outcome = outcome._replace(head=head)
     # Another attempt took the run over. A `once` effect may have happened twice, so the caller must know.
     if outcome.error is None and plan.effect == "once":

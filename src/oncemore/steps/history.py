@@ -29,6 +29,7 @@ from oncemore.log.record import (
     apply_header,
 )
 from oncemore.policy.canonical_json import run_seed
+from oncemore.workflows.journal import describe_records
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -66,13 +67,16 @@ RECORDS = {
     "EVENT": "EVENT",
     "BREAKER": "DECISION",
     "QUOTA": "DECISION",
+    "JOURNAL": "JOURNAL",
+    "SIGNAL": "SIGNAL",
 }
 
 
 class AttemptView(Value):
     """One attempt of a run.
 
-    outcome         "RUNNING", "COMPLETE", "SOFT_FAIL" or "HARD_FAIL"
+    outcome         "RUNNING", "COMPLETE", "SOFT_FAIL" or "HARD_FAIL"; "PENDING" for an attempt of a workflow
+                    that ended because the workflow waits
     error           the neutral record of its error, if there was one
     entry           the entry of its outcome: entity and version
     correlation_id  the correlation id of all records of this work
@@ -128,13 +132,17 @@ def explain_entries(run: Run[Any], entries: list[tuple[Any, RunRecord, dict[str,
     yield f"{run.step}, key {run.key[:12]}, run {state.run_number} ({run.run_id}): {describe_state(run)}"
     for header, after, body in entries:
         if "INTENT" in header.marks:
-            crashes = f", after {after.crash_count} of {after.max_crashes} crashes" if after.crash_count else ""
+            crashes = (
+                f", after {after.crash_count} of {after.max_crashes} crashes" if after.crash_count else ""
+            )
             yield (
                 f"  attempt {after.attempt} began, {after.attempt_count} of {after.max_attempts}{crashes} "
                 f"(fence {after.fence})"
             )
         elif "CHECKPOINT" in header.marks:
             yield "  … kept a checkpoint"
+        elif "JOURNAL" in header.marks or "SIGNAL" in header.marks:
+            yield from (f"  {line}" for line in describe_records(body.get("journal", ())))
         elif "PRUNE" in header.marks or "ERASE" in header.marks:
             action = "erased" if "ERASE" in header.marks else "pruned"
             yield f"  its arguments, results and errors were {action}"

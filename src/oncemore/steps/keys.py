@@ -153,9 +153,7 @@ class KeyRule:
         }
 
     def tenant_of(self, context_tenant: str, args: Args, kwargs: Kwargs) -> str:
-        """Return the tenant of a call: the step's own, or the one of the context."""
-        if self.tenant is None:
-            return context_tenant
+        """Return the tenant of a call of a step with `tenant=`; the context's if that gives none."""
         return normalize_name(str(evaluate_option(self.tenant, args, kwargs) or context_tenant))
 
     def compute_key(

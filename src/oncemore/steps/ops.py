@@ -14,6 +14,7 @@ ReadClock()                 the store's time                               → P
 ReadLease(worker, …)        end of the lease on an attempt                 → POSIX seconds; 0: worker gone
 AppendChange(head, …)       compare-and-set on the head                    → new LoadedHead; None: conflict
 ReadBody(entity, version)   the body of an entry                           → dict
+LoadJournal(entity)         sleeps, waits and signals of a workflow        → Journal
 CheckArtifact(entity, …)    does the step's artifact exist unaltered?      → ArtifactCheck
 RunAttempt(head, limit, …)  call the step's function                       → AttemptOutcome
 CommitTransaction(head, …)  commit the user's own transaction              → TransactionOutcome
@@ -56,6 +57,8 @@ class AttemptTerms(NamedTuple):
 
     actor     the actor that submitted the run, if a worker will make it
     withheld  arguments that the log does not store: only a caller that has them can make another attempt
+    parent    the key of the run whose function made the call; empty if there is none
+    is_workflow   whether the function is a workflow
     """
 
     worker: str
@@ -71,6 +74,8 @@ class AttemptTerms(NamedTuple):
     provider: str = ""
     actor: str = ""
     withheld: tuple[str, ...] = ()
+    parent: str = ""
+    is_workflow: bool = False
 
 
 class LoadHead(NamedTuple):
@@ -297,6 +302,27 @@ class AttemptOutcome(NamedTuple):
     joined_write: Callable[[StoreTransaction], object] | None = None
     applied: tuple[dict[str, Any], tuple[Output, ...]] | None = None
     evidence: tuple[Output, ...] = ()
+
+
+class ParkRequest(NamedTuple):
+    """The value of a workflow's attempt that ended because the workflow waits.
+
+    until    when to run the workflow again; `workflows.journal.NEVER` if only a signal can end the wait
+    reason   what it waits for, as the run's reason
+    records  the records of the journal that are stored with it
+    version  the version of the run that the decision to wait was made from; 0 if any version will do
+    """
+
+    until: float
+    reason: str
+    records: tuple[dict[str, Any], ...] = ()
+    version: int = 0
+
+
+class LoadJournal(NamedTuple):
+    """Read the journal of a run: its sleeps, waits, signals and values."""
+
+    entity: str
 
 
 class CommitTransaction(NamedTuple):

@@ -44,9 +44,10 @@ PRIORITIES = ("P0", "P1", "P2")
 OPTION_DEFAULTS: dict[str, Any] = {
     "name": None, "aliases": (), "key": None, "ignore": (), "partition": None, "bucket": None, "tenant": None,
     "config": None, "version": "1", "on_version_change": None, "on": None, "until": None, "attempts": None,
-    "wait": None, "timeout": None, "isolate": None, "total_timeout": None, "if_running": "wait", "not_applied": (), "reconcile": None, "provider": None,
-    "breaker": None, "rate": None, "budget": None, "dataset": None, "priority": None, "retain_for": None,
-    "artifact": None, "cooldown": None, "requires_approval": False, "pipeline": None,
+    "wait": None, "timeout": None, "isolate": None, "total_timeout": None, "max_crashes": None,
+    "if_running": "wait", "not_applied": (), "reconcile": None, "provider": None, "breaker": None,
+    "rate": None, "budget": None, "dataset": None, "priority": None, "retain_for": None, "artifact": None,
+    "cooldown": None, "requires_approval": False, "pipeline": None,
 }  # fmt: skip
 
 
@@ -218,6 +219,9 @@ def _resolve_policy(options: Mapping[str, Any]) -> tuple[Policy, StepSettings]:
     if isinstance(selected["policy"], str) and isinstance(provider, str) and "@" not in selected["policy"]:
         selected["policy"] = f"{selected['policy']}@{provider}"
     policy = resolve_policy(selected)
+    if options["max_crashes"] not in (None, policy.max_crashes):
+        name = policy.name if policy.name.endswith(CHANGED) else f"{policy.name}{CHANGED}"
+        policy = policy.replace(max_crashes=options["max_crashes"], name=name)
     if isinstance(selected["policy"], str) or hasattr(selected["policy"], "__fspath__"):
         from oncemore.policy.files import loader
 

@@ -21,7 +21,8 @@ from oncemore.log.store import Batch, Conflict, JoinedWriteFailed, Stored
 from oncemore.retries import deadlines
 from oncemore.retries.loop import ENDS, CallFunction
 from oncemore.steps import append, operations
-from oncemore.steps.attempt import CURRENT, AttemptContext, RunningAttempt
+from oncemore.steps.attempt import CURRENT, RunningAttempt
+from oncemore.steps.current_attempt import AttemptContext
 from oncemore.steps.ops import (
     AppendChange,
     AskPermission,

@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 from oncemore.artifacts.artifact import CURRENT_READER, Artifact
 from oncemore.audit.error_record import error_to_record
 from oncemore.classifiers.classify import classify, ensure_plugins_loaded
-from oncemore.errors import CircuitOpen, CoolingDown, Deferred, Error, InProgress, StoreError
+from oncemore.errors import CircuitOpen, CoolingDown, Deferred, Error, InProgress, SignalTimeout, StoreError
 from oncemore.log import entry_codec, result_codec
 from oncemore.log.tagged_json import NotEncodable
 from oncemore.policy.model import Failure
@@ -72,8 +72,9 @@ def _is_never(subject: object) -> bool:
     return False
 
 
-def _refuse_call(*args: Any, **kwargs: Any) -> Any:
-    raise AssertionError("this plan is for a decision of an operator; it runs nothing")
+def refuse_call(*args: Any, **kwargs: Any) -> Any:  # pragma: no cover - reached only by a bug
+    """Raise: the plan is for a decision of an operator, and no decision calls the function of a step."""
+    raise AssertionError("a decision of an operator calls no function of a step")
 
 
 class StepPlan(Struct, frozen=True, kw_only=True):
@@ -108,6 +109,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     Everything else:
 
     has_reconcile      whether there is a `reconcile` function
+    is_workflow        whether the function is a workflow: it may wait without holding a thread
     if_running         "wait" for an attempt of another worker, or "raise"
     inline_wait_s      the longest wait that a call sits out
     on_version_change  "new", "reuse", "fail", or None: by the effect
@@ -134,12 +136,13 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     cooldown: CooldownCall | None = None
     covers: Callable[[Exception, Failure], bool] | None = None
     escalation: tuple[str, str] = ESCALATION
-    function: Callable[..., Any] = _refuse_call
+    function: Callable[..., Any] = refuse_call
     halts: bool = False
     has_reconcile: bool = False
     if_running: str = "wait"
     inline_wait_s: float = 60.0
     is_async: bool = False
+    is_workflow: bool = False
     is_large: Callable[[Any], bool] = _is_never
     isolate: bool | Callable[..., Any] = False
     lease: tuple[float, float] | None = None
@@ -248,6 +251,9 @@ def classify_step_error(error: BaseException, now: float) -> Failure:
     """Return the failure of an error; the error of an inner step is permanent or has its own due time."""
     if type(error) is UntilNotMet:
         return NOT_MET
+    # A recorded time-out comes again in every attempt.
+    if isinstance(error, SignalTimeout):
+        return Failure("permanent", "maybe", None, "SIGNAL_TIMEOUT", "oncemore:signal")
     if isinstance(error, Deferred | CoolingDown) and error.until:
         wait = max(0.0, error.until - now)
         return Failure("transient", "maybe", wait, "STEP_PARKED", "oncemore:inner step")

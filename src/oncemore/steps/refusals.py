@@ -31,6 +31,7 @@ from oncemore.errors import (
 )
 from oncemore.policy.closing import POISON, describe_spent_budget
 from oncemore.policy.explain import format_seconds
+from oncemore.workflows.journal import NEVER
 
 if TYPE_CHECKING:
     from oncemore.log.record import LoadedHead, RunRecord
@@ -128,6 +129,11 @@ def in_progress(plan: StepPlan, head: LoadedHead, until: float) -> Exception:
 def run_deferred(plan: StepPlan, call: PreparedCall, run: RunRecord, wait: float) -> Exception:
     """Return the error for a run that is due later than its caller waits."""
     reason = run.reason or "not yet due"
+    if run.not_before >= NEVER:
+        return Deferred(
+            f"{_describe_key(plan, call.entity)} is {reason}; a worker or a later call goes on after it",
+            run.not_before,
+        )
     return Deferred(
         f"{_describe_key(plan, call.entity)} is parked for {wait:.0f} s ({reason}); a worker or a later call "
         "goes on",

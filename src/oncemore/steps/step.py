@@ -34,6 +34,7 @@ from oncemore.steps.attempt import CURRENT
 from oncemore.steps.call import PreparedCall
 from oncemore.steps.call_operations import CALL_OPERATIONS
 from oncemore.steps.context import CONTEXT, compute_deadlines
+from oncemore.steps.current_attempt import check_not_recursive, current_key
 from oncemore.steps.entered_engine import ENTERED_ENGINES
 from oncemore.steps.history import find_opening
 from oncemore.steps.importing import IMPORTING, refuse_call
@@ -99,6 +100,9 @@ class StepCalls(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Return the value: computed now, or stored from before; raise if the work failed."""
+        outer = CURRENT.get()
+        if outer is not None and outer.journal is not None and outer.journal.is_workflow:
+            return outer.journal.call_step(self, args, kwargs)  # type: ignore[no-any-return, attr-defined]
         if self._is_async:
             return self._call_async(args, kwargs)  # type: ignore[return-value]
         return self._call_sync(args, kwargs)  # type: ignore[no-any-return]
@@ -130,7 +134,7 @@ class StepCalls(Generic[P, R]):
         call.cfg_hash = options.fixed_cfg_hash or options.config_hash()
         attempt = CURRENT.get()
         if attempt is not None:
-            _check_not_recursive(options.name, call.entity)
+            check_not_recursive(options.name, call.entity)
             call.outer_start = find_outer_start(attempt)
         if now:
             call.deadline, call.give_up = compute_deadlines(
@@ -216,6 +220,8 @@ class StepCalls(Generic[P, R]):
             provider="" if options.provider is None else options.provider_of(call.args, call.kwargs),
             actor="" if worker else context.actor,
             withheld=call.withheld,
+            parent=current_key(),
+            is_workflow=call.plan.is_workflow,
         )
 
     # Running ----------------------------------------------------------------------------------------
@@ -347,6 +353,7 @@ class StepCalls(Generic[P, R]):
             head.entity, plan, engine=engine, store=engine.store, head=head, make_terms=self._make_terms,
             args=args, kwargs=kwargs, cfg_hash=run.cfg_hash, code_hash=options.config_hash(),
             deadline=run.deadline, tenant=run.tenant, recorded=(run.run_id, opening["arguments"]),
+            parent=opening.get("parent", ""),
         )  # fmt: skip
         self._check_original(call)
         self._use_cooldown(call)
@@ -384,12 +391,3 @@ def _choose_seed(policy: Policy, entity: str) -> str:
     if policy.jitter_seed == PER_RUN:
         return ""
     return run_seed(entity.removeprefix("run/")) if policy.jitter_seed == PER_KEY else policy.jitter_seed
-
-
-def _check_not_recursive(name: str, entity: str) -> None:
-    """Refuse a step that calls itself with the same key: it would wait for itself."""
-    attempt = CURRENT.get()
-    while attempt is not None:
-        if attempt.head.entity == entity:
-            raise UsageError(f"{name} calls itself with the same key; it would wait for itself for ever")
-        attempt = attempt.parent

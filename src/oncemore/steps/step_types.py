@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from oncemore.steps.engine import Engine
     from oncemore.steps.run import Run
     from oncemore.workers.job_run import JobRun
+    from oncemore.workflows.workflow import Workflow
 
     P = ParamSpec("P")
     Q = ParamSpec("Q")
@@ -70,3 +71,17 @@ if TYPE_CHECKING:
         def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncStep[P, R]: ...
         @overload
         def __call__(self, function: Callable[P, R], /) -> Step[P, R]: ...
+
+    class AsyncWorkflow(AsyncStep[P, R], Workflow[P, Coroutine[Any, Any, R]]):
+        """The type of a workflow that is an async function."""
+
+        def bind(self, engine: Engine) -> AsyncWorkflow[P, R]: ...
+        def __get__(self, instance: Any, owner: type | None = None) -> Any: ...
+
+    class WorkflowDecorator(Protocol):
+        """The decorator that `oncemore.workflow(…)` returns."""
+
+        @overload
+        def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncWorkflow[P, R]: ...
+        @overload
+        def __call__(self, function: Callable[P, R], /) -> Workflow[P, R]: ...

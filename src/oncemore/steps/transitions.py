@@ -13,13 +13,10 @@ from oncemore._values import make
 from oncemore.control.model import APPROVAL_NEEDED
 from oncemore.log.entry_codec import PLAIN_TYPES
 from oncemore.log.record import FIELD_POSITIONS, RecordChange, RunRecord
-from oncemore.policy.canonical_json import run_seed
 from oncemore.policy.closing import POISON, close_run, closing_proof, count_lost_attempt
-from oncemore.policy.decide import Situation, decide_retry
 from oncemore.policy.policy import ESCALATION, policy_id
 from oncemore.policy.proof import build_recorded_proof
-from oncemore.policy.verdict import MISMATCH_CODE, decide_verdict
-from oncemore.retries.loop import NOT_MET
+from oncemore.policy.verdict import MISMATCH_CODE
 from oncemore.steps import refusals
 from oncemore.steps.ops import EndCall
 
@@ -30,7 +27,7 @@ if TYPE_CHECKING:
     from oncemore.log.record import LoadedHead
     from oncemore.policy.closing import ClosingDecision
     from oncemore.policy.decide import Decision
-    from oncemore.policy.model import Effect, Failure, State, Verdict
+    from oncemore.policy.model import Effect, State
     from oncemore.steps.call import PreparedCall
     from oncemore.steps.ops import AttemptTerms, ReconcileAnswer
     from oncemore.steps.plan import StepPlan
@@ -41,8 +38,6 @@ FINAL_STATES = ("COMPLETE", "HARD_FAIL")
 CHECKSUM_MISMATCH = "checksum_mismatch"
 #: How much later than its latest start an attempt may begin, in seconds: timers end a little late.
 START_TOLERANCE_S = 1.0
-#: A shorter failure, such as a refused connection, does not show how long the work takes.
-SHORTEST_MEASURED_S = 1.0
 NO_REMARKS: Mapping[str, Any] = MappingProxyType({})
 
 _COMMIT_MARKS: tuple[Any, ...] = ("COMMIT", "COMPLETE")
@@ -186,12 +181,9 @@ def new_run(
 
 def opening_body(terms: AttemptTerms) -> dict[str, Any]:
     """Return the body of a run's first entry: all that another process needs to continue the run."""
-    body: dict[str, Any] = {"arguments": terms.arguments}
-    if terms.actor:
-        body["actor"] = terms.actor
-    if terms.withheld:
-        body["withheld"] = terms.withheld
-    return body
+    body = {"arguments": terms.arguments, "actor": terms.actor, "withheld": terms.withheld}
+    body |= {"parent": terms.parent, "workflow": terms.is_workflow}
+    return {name: value for name, value in body.items() if value or name == "arguments"}
 
 
 def open_run(
@@ -269,56 +261,6 @@ def build_commit(head: LoadedHead, body: dict[str, Any]) -> RecordChange:
     run = head.record
     after = end_attempt(run, "COMPLETE", "", commit_version=head.version + 1)
     return make(RecordChange, (_COMMIT_MARKS, run, after, body))
-
-
-def _decide_step_verdict(plan: StepPlan, error: Exception, failure: Failure) -> Verdict:
-    """Return the verdict on a failure: by `on=` and `until=` of the step, else by the policy's classes."""
-    refused: Verdict = "QUARANTINE" if plan.quarantines else "TERMINAL"
-    if plan.covers is None:
-        verdict = decide_verdict(failure, plan.policy, plan.effect, quarantines=plan.quarantines)
-    else:
-        verdict = decide_verdict(failure, plan.policy, plan.effect)
-        if verdict not in ("UNKNOWN", "QUARANTINE"):
-            verdict = "RETRYABLE" if plan.covers(error, failure) else refused
-    # IDEM-3: only idempotent effects and those behind an outbox are tried again.
-    if plan.effect == "once" and not plan.repeats_once and verdict == "RETRYABLE":
-        verdict = refused
-    return "RETRYABLE" if failure is NOT_MET else verdict
-
-
-def decide_failure(plan: StepPlan, run: RunRecord, error: Exception, now: float) -> Decision:
-    """Return the decision about a failed attempt; equal inputs give equal decisions in every process."""
-    failure = plan.classify(error, now)
-    if plan.effect == "once":
-        failure = failure._replace(sent="no" if plan.not_applied(error) else "maybe")
-    verdict = _decide_step_verdict(plan, error, failure)
-    policy = plan.policy
-    # An operator can grant a run more attempts than its policy has.
-    if run.max_attempts != policy.max_attempts:
-        policy = policy.copy_with(max_attempts=run.max_attempts)
-    deadline, started_at = run.deadline or None, run.created_at
-    # A submitted run that was due later has its total timeout from that time on, not from its creation.
-    if deadline is not None and policy.total_timeout_s is not None:
-        started_at = max(started_at, deadline - policy.total_timeout_s)
-    situation = Situation(
-        attempt=run.attempt_count,
-        failure=failure,
-        verdict=verdict,
-        now=now,
-        seed=run.seed or run_seed(run.run_id),
-        started_at=started_at,
-        deadline=deadline,
-        expected_s=expected_duration(run, now) or None,
-    )
-    return decide_retry(policy, situation)
-
-
-def expected_duration(run: RunRecord, now: float) -> float:
-    """Return how long the next attempt is expected to take after one that just failed; 0 if unknown."""
-    duration = round(now - run.started_at, 6)
-    if duration < SHORTEST_MEASURED_S:
-        return run.expected_duration_s
-    return max(run.expected_duration_s, duration)
 
 
 def build_failure(

@@ -356,6 +356,8 @@ class Worker:
                 self._due_runs.block_run(turn, error)
             self._log_outcome(turn, outcome, error)
         finally:
+            if outcome in ("done", "failed"):
+                self._wake_parents(calls, turn)
             self._engine.concurrency_limits.end_call(turn.provider)
             with self._changed:
                 self._active_runs.pop(turn.entity, None)
@@ -364,6 +366,14 @@ class Worker:
                     self._due_runs.contention = poll.CONTENTION_LOOKS
                 self._has_store_trouble = self._has_store_trouble or outcome == "store_error"
                 self._changed.notify_all()
+
+    def _wake_parents(self, calls: list[PreparedCall], turn: RunTurn) -> None:
+        """Make the workflow due that waits for this run, if there is one."""
+        for call in calls:
+            if call.parent:
+                from oncemore.workflows.signals import wake_parent
+
+                wake_parent(self._engine, call.parent, turn.step, call.key)
 
     def _log_outcome(self, turn: RunTurn, outcome: str, error: BaseException) -> None:
         refused_count = len(self._due_runs.refused[turn.step])

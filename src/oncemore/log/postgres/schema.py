@@ -1,9 +1,9 @@
 """The format of a schema in PostgreSQL: its creation and migration.
 
-Format 1 is `postgres.sql`; each later format is a file that is run on top of it, so that a migrated schema is
-the same as a new one. All of it happens in one transaction, under a lock of the schema: of several processes
-that start at the same time, one migrates, and the rest wait and find it done. A process that dies in the
-middle leaves the former format.
+`schema.sql` creates a schema of the oldest format that this version reads; each later format is a file that
+is run on top of it, so that a migrated schema is the same as a new one. All of it happens in one transaction,
+under a lock of the schema: of several processes that start at the same time, one migrates, and the rest wait
+and find it done. A process that dies in the middle leaves the former format.
 
 Processes of an earlier version that have the store open continue: a later format keeps the functions that
 they call. One that opens it afterwards is refused, because it does not know the new format.
@@ -26,9 +26,10 @@ from oncemore.log.postgres.connection import psycopg
 if TYPE_CHECKING:
     from oncemore.log.postgres.connection import Connection, PostgresAddress, Rows
 
-#: The file that migrates a schema to a format from the previous one.
-SOURCES = {1: "postgres.sql", 2: "postgres_2.sql", 3: "postgres_3.sql"}
-FORMAT = max(SOURCES)
+#: By format, the file that creates it (the first one) or migrates to it from the previous format. Formats 1
+#: and 2 were never released, and their logs have a format that is not read any more.
+SOURCES = {3: "schema.sql"}
+OLDEST_FORMAT, FORMAT = min(SOURCES), max(SOURCES)
 TABLES = ["meta", "head", "log", "guarded", "alive", "worker"]
 
 # A member of a role may change its objects anyway, so membership is enough.
@@ -75,8 +76,15 @@ def schema_format(connection: Connection, schema: str) -> int | None:
 
 
 def check_format(where: PostgresAddress, schema: str, stored_format: int | None) -> None:
-    """Refuse a format of a newer oncemore."""
-    if stored_format is not None and stored_format > FORMAT:
+    """Refuse a format that this version cannot read or migrate."""
+    if stored_format is None:
+        return
+    if stored_format < OLDEST_FORMAT:
+        raise StoreError(
+            f"{where.shown}: schema {schema} has format {stored_format}, which this oncemore no longer reads "
+            f"(from {OLDEST_FORMAT} on); finish its work with the version that wrote it, or use a new schema"
+        )
+    if stored_format > FORMAT:
         raise StoreError(
             f"{where.shown}: schema {schema} has format {stored_format}, which a newer oncemore "
             f"wrote; this one reads up to {FORMAT}: install the newer one"
@@ -112,7 +120,7 @@ def _run_migrations(connection: Connection, where: PostgresAddress, schema: str)
     if stored_format is None:
         connection.execute(f"create schema if not exists {schema}".encode())
         check_owners(connection, where, schema)  # another role may have created it just now
-    for format_ in range((stored_format or 0) + 1, FORMAT + 1):
+    for format_ in range((stored_format or OLDEST_FORMAT - 1) + 1, FORMAT + 1):
         source = resources.files("oncemore.log.postgres").joinpath(SOURCES[format_]).read_text("utf-8")
         connection.execute(source.format(schema=schema, tag=lock_tag(schema)).encode(), prepare=False)
     write_format = (

@@ -3,7 +3,7 @@
 There are three functions in the server. `append` stores any group of batches and returns their conflicts.
 Almost all groups have batches of one write each, with at most one common guard: claims, guarded by the
 switches of the log, and outcomes, without a guard. For them there are `put_one`, for a single batch, and
-`put_many` (`postgres_3.sql`), which compare and set and do nothing else. They return the sequence numbers of
+`put_many` (`schema.sql`), which compare and set and do nothing else. They return the sequence numbers of
 the stored batches; a batch without a number is sent again by `append`, in a transaction of its own, and that
 call returns the conflict.
 
