@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from oncemore.limits.cooldown_rules import Cooldown
     from oncemore.limits.shared_rate import RateLimiter
     from oncemore.policy.model import Effect
+    from oncemore.policy.backoff import Schedule
     from oncemore.policy.policy import Policy
-    from oncemore.retries.options import Seconds
+    from oncemore.retries.options import On, Seconds
     from oncemore.steps.call import PreparedCall
     from oncemore.steps.engine import Engine
     from oncemore.steps.run import Run
@@ -219,6 +220,10 @@ def step(
     version: str = "1",
     on_version_change: Literal["new", "reuse", "fail"] | None = None,
     policy: Policy | str | PathLike[str] | None = None,
+    on: On | None = None,
+    until: Callable[[Any], object] | None = None,
+    attempts: int | None = None,
+    wait: Schedule | Seconds | Sequence[Seconds] | None = None,
     timeout: Seconds | None = None,
     isolate: Literal["process"] | None = None,
     total_timeout: Seconds | None = None,
@@ -262,6 +267,11 @@ def step(
                        `on_version_change="new"|"reuse"|"fail"` or the policy's `on_config_change` says
                        otherwise
     policy             a `Policy`, its name or the path of a policy file
+    on                 the errors to retry, as in `retry`: exception types, a predicate, "transient" or
+                       "not-sent"; those of the policy unless given
+    until              retries until the result satisfies this function; not for `once`
+    attempts, wait     number of attempts, and the waits between them, as in `retry`: seconds, a list of
+                       seconds or a schedule of `oncemore.backoff`; those of the policy unless given
     timeout            limit of one attempt
     isolate            "process": the function runs in a process of its own, and is killed at its limit
     total_timeout      limit of the whole run with its waits, and of waiting for another worker
@@ -299,6 +309,7 @@ def step(
         "effect": effect, "name": name, "aliases": aliases, "key": key, "ignore": ignore,
         "partition": partition, "bucket": bucket, "tenant": tenant, "config": config, "version": version,
         "on_version_change": on_version_change, "policy": default_policy() if policy is None else policy,
+        "on": on, "until": until, "attempts": attempts, "wait": wait,
         "timeout": timeout, "isolate": isolate, "total_timeout": total_timeout, "if_running": if_running,
         "not_applied": not_applied, "reconcile": reconcile, "provider": provider, "breaker": breaker,
         "rate": rate, "budget": budget, "dataset": dataset, "priority": priority, "retain_for": retain_for,
