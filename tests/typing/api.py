@@ -180,6 +180,10 @@ pay.map(["o-1"], at_once=5)  # type: ignore[call-overload]
 oncemore.step(effect="safe")  # type: ignore[arg-type]
 oncemore.step(effect="pure", if_running="skip")  # type: ignore[arg-type]
 oncemore.step(effect="pure", retries=3)  # type: ignore[call-arg]
+oncemore.step(effect="pure", on=(OSError, KeyError), attempts=4, wait=oncemore.backoff.exponential(1))
+oncemore.step(effect="pure", attempts="4")  # type: ignore[arg-type]
+oncemore.step(effect="pure", on="flaky")  # type: ignore[arg-type]
+oncemore.step(effect="pure", queue="mail", concurrency="5")  # type: ignore[arg-type]
 
 
 def poll_group(url: str) -> str:

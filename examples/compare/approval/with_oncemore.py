@@ -15,7 +15,7 @@ import oncemore
 SERVICE = httpx.Client(base_url=os.environ.get("SERVICE", "http://127.0.0.1:8000"), timeout=60)
 
 
-@oncemore.step(effect="idempotent")
+@oncemore.step(effect="idempotent", on=httpx.TransportError)
 def ship(order: str, person: str) -> str:
     headers, body = {"Idempotency-Key": order}, {"order": order, "approved_by": person}
     return SERVICE.post("/shipments", json=body, headers=headers).raise_for_status().json()["id"]

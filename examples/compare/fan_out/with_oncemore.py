@@ -9,7 +9,7 @@ import oncemore
 SERVICE = httpx.Client(base_url=os.environ.get("SERVICE", "http://127.0.0.1:8000"), timeout=60)
 
 
-@oncemore.step(effect="pure")
+@oncemore.step(effect="pure", on=httpx.HTTPError)
 def make_thumbnail(number: int) -> int:
     return SERVICE.get(f"/thumbnails/{number}").raise_for_status().json()["bytes"]
 

@@ -12,7 +12,7 @@ EVERY_S = float(os.environ.get("EVERY_S", "3600"))
 
 
 @oncemore.schedule(every=EVERY_S)
-@oncemore.step(effect="idempotent")
+@oncemore.step(effect="idempotent", on=httpx.TransportError)
 def send_report(tick: datetime) -> None:
     headers = {"Idempotency-Key": oncemore.current().key}
     SERVICE.post("/reports", json={"tick": tick.isoformat()}, headers=headers).raise_for_status()

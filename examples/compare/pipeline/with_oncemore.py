@@ -10,7 +10,7 @@ import oncemore
 SERVICE = httpx.Client(base_url=os.environ.get("SERVICE", "http://127.0.0.1:8000"), timeout=60)
 
 
-@oncemore.step(effect="pure")
+@oncemore.step(effect="pure", on=httpx.TransportError)
 def fetch_orders(day: str) -> list[dict]:
     print("fetch")
     return SERVICE.get(f"/orders/{day}").raise_for_status().json()
@@ -35,7 +35,7 @@ def write_report(totals: dict[str, int]) -> str:
     return ", ".join(f"{name} {total}" for name, total in totals.items())
 
 
-@oncemore.step(effect="idempotent")
+@oncemore.step(effect="idempotent", on=httpx.TransportError)
 def publish(day: str, report: str) -> str:
     print("publish")
     headers = {"Idempotency-Key": f"report-{day}"}

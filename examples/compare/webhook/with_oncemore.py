@@ -14,7 +14,7 @@ import oncemore
 SERVICE = httpx.AsyncClient(base_url=os.environ.get("SERVICE", "http://127.0.0.1:8000"), timeout=60)
 
 
-@oncemore.step(effect="idempotent", key="delivery")
+@oncemore.step(effect="idempotent", key="delivery", on=httpx.TransportError)
 async def book(delivery: str, order: dict) -> str:
     headers = {"Idempotency-Key": delivery}
     response = await SERVICE.post("/bookings", json=order, headers=headers)
