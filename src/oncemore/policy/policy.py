@@ -212,7 +212,8 @@ def _default_crashes(governed: bool) -> int | None:
 class StepSettings(Value):
     """Settings of a policy file for the durable steps that use it.
 
-    after_failure   "raise", or "new_run": a new call of failed work starts a new run
+    after_failure   "new_run": a new top-level call of failed work starts a new run; or "raise", in governed
+                    files unless they say otherwise
     quarantines     whether work that is not retried is quarantined (X-56)
     halts_pipeline  whether a non-retryable error halts the step's pipeline (X-71)
     breaker         rules of the provider's circuit breaker; None for no breaker
@@ -225,7 +226,7 @@ class StepSettings(Value):
     lease           lease time and renewal interval in seconds; None: the engine's own settings
     """
 
-    after_failure: str = "raise"
+    after_failure: str = "new_run"
     quarantines: bool = False
     halts_pipeline: bool = False
     breaker: BreakerRules | None = None

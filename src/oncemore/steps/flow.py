@@ -24,7 +24,7 @@ from oncemore.log.entry_codec import is_plain_result
 from oncemore.log.store import JoinedWriteFailed
 from oncemore.policy.closing import close_run
 from oncemore.steps import admission, failure, refusals, transitions
-from oncemore.steps.existing_run import WAITED, handle_existing_run
+from oncemore.steps.existing_run import handle_existing_run
 from oncemore.steps.ops import (
     CONFLICT,
     NOW,
@@ -73,9 +73,7 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
         else:
             ready = yield from handle_existing_run(plan, call, head, now)
         head = None
-        if ready is WAITED:
-            step_plan = _with_stored_failure(step_plan)
-        if ready is None or ready is WAITED:
+        if ready is None:
             continue
         if type(ready) is EndCall:
             return (yield from _end_without_attempt(plan, ready))
@@ -94,7 +92,7 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
             if plan.artifact or not (plan.breaker is None and plan.rate is None and plan.queue is None):
                 limits = yield from _pass_limits(plan, call, terms, ready, now)
                 if limits is None:
-                    step_plan = _with_stored_failure(step_plan)
+                    call.took_part = True
                     continue
                 breaker_pass, now, refusal = limits
         # The claim is also the INTENT: counted before the attempt runs, under a new fence.
@@ -126,7 +124,7 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
         end = yield from record_outcome(plan, outcome, now)
         if end is not None:
             return end
-        step_plan = cooldown_step.mark_executed(_with_stored_failure(step_plan))
+        call.took_part, step_plan = True, cooldown_step.mark_executed(step_plan)
 
 
 def _plan_of_run(plan: StepPlan, run: RunRecord) -> Script:
@@ -136,14 +134,6 @@ def _plan_of_run(plan: StepPlan, run: RunRecord) -> Script:
     """
     policy = yield LoadPolicy(run.policy)
     return plan if policy is None else plan.copy_with(policy=policy, policy_name=run.policy)
-
-
-def _with_stored_failure(plan: StepPlan) -> StepPlan:
-    """Return the plan of a call that has taken part in a run: if that run fails, so does the call.
-
-    Otherwise every caller that waits for failing work would begin a new run of it, one after the other.
-    """
-    return plan if plan.after_failure == "raise" else plan.copy_with(after_failure="raise")
 
 
 def _end_without_attempt(plan: StepPlan, end: EndCall) -> Script:

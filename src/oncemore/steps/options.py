@@ -23,7 +23,7 @@ from oncemore.policy.canonical_json import normalize_name
 from oncemore.policy.model import EFFECTS, Failure
 from oncemore.policy.policy import Policy, StepSettings
 from oncemore.retries.limit_options import policy_rate, resolve_budget
-from oncemore.retries.options import CHANGED, function_colour, resolve_policy
+from oncemore.retries.options import CHANGED, check_hook, function_colour, make_covers, resolve_policy
 from oncemore.steps.arguments import RecordedArguments
 from oncemore.steps.engine import log
 from oncemore.steps.keys import KeyRule, cfg_hash, evaluate_option, parse_duration
@@ -45,11 +45,12 @@ PRIORITIES = ("P0", "P1", "P2")
 #: The options of `step` that may be left out.
 OPTION_DEFAULTS: dict[str, Any] = {
     "name": None, "aliases": (), "key": None, "ignore": (), "partition": None, "bucket": None, "tenant": None,
-    "config": None, "version": "1", "on_version_change": None, "timeout": None, "isolate": None,
-    "total_timeout": None, "if_running": "wait", "not_applied": (), "reconcile": None, "provider": None,
-    "breaker": None, "rate": None, "budget": None, "dataset": None, "priority": None, "retain_for": None,
-    "artifact": None, "cooldown": None, "requires_approval": False, "pipeline": None, "queue": None,
-    "concurrency": None, "attempts": None, "max_crashes": None,
+    "config": None, "version": "1", "on_version_change": None, "on": None, "until": None, "attempts": None,
+    "wait": None, "timeout": None, "isolate": None, "total_timeout": None, "max_crashes": None,
+    "if_running": "wait", "not_applied": (), "reconcile": None, "provider": None, "breaker": None,
+    "rate": None, "budget": None, "dataset": None, "priority": None, "retain_for": None, "artifact": None,
+    "cooldown": None, "requires_approval": False, "pipeline": None, "queue": None,
+    "concurrency": None,
 }  # fmt: skip
 
 
@@ -79,6 +80,8 @@ class StepOptions:
             )
         self.policy, settings = _resolve_policy(options)
         self.policy_source = _policy_source(options, self.policy)
+        self.covers = None if options["on"] is None else make_covers(options["on"], self.policy)
+        self.until = _check_until(options["until"], self.effect, self.colour)
         self._take_settings(settings, options)
         self.pipeline = _pipeline_name(function, self.name, options["pipeline"])
         self.if_running = _check_choice("if_running", options["if_running"], ("wait", "raise"))
@@ -216,7 +219,8 @@ def _check_effect(effect: Any) -> Any:
 
 def _resolve_policy(options: Mapping[str, Any]) -> tuple[Policy, StepSettings]:
     """Return the policy, and the settings for steps in its file."""
-    selected: Any = {name: options[name] for name in ("policy", "timeout", "total_timeout", "attempts")}
+    names = ("policy", "attempts", "wait", "timeout", "total_timeout")
+    selected: Any = {name: options[name] for name in names}
     provider = options["provider"]
     # A file may have its own values for a provider; an address with "@" selects them itself.
     if isinstance(selected["policy"], str) and isinstance(provider, str) and "@" not in selected["policy"]:
@@ -229,7 +233,8 @@ def _resolve_policy(options: Mapping[str, Any]) -> tuple[Policy, StepSettings]:
         from oncemore.policy.files import loader
 
         return policy, loader.step_settings(selected["policy"])
-    return policy, StepSettings()
+    # As for a governed file, which keeps what its documents say.
+    return policy, StepSettings(after_failure="raise") if policy.governed else StepSettings()
 
 
 def _pipeline_name(function: Any, name: str, pipeline: Any) -> str:
@@ -322,6 +327,15 @@ def _check_version_change(value: Any, effect: str) -> str | None:
             "on_version_change='new' would repeat what may happen only once; take 'reuse' or 'fail'"
         )
     return _check_choice("on_version_change", value, ("new", "reuse", "fail"))
+
+
+def _check_until(value: Any, effect: str, colour: str) -> Any:
+    if value is not None and effect == "once":
+        raise UsageError(
+            "until= does not go with effect='once': a value that was returned means that the effect has "
+            "happened, and it is not repeated; raise an error of not_applied= if it has not"
+        )
+    return check_hook("until", value, colour)
 
 
 def _check_isolate(value: Any, colour: str, effect: str) -> bool:

@@ -31,6 +31,7 @@ from oncemore.steps.ops import (
     RunAttempt,
     VoidClaim,
 )
+from oncemore.steps.plan import UntilNotMet
 from oncemore.steps.transactions import (
     roll_back,
     roll_back_async,
@@ -308,6 +309,8 @@ def run_attempt(call: PreparedCall, op: RunAttempt) -> AttemptOutcome:
                 value = call.plan.function(*call.args, **call.kwargs)
             else:
                 value = operations.call_limited(call, attempt, invoke)
+            if call.plan.until is not None and not call.plan.until(value):
+                raise UntilNotMet(attempt.step, value)
     except BaseException as error:  # noqa: BLE001 - passed to the script as a value
         if attempt.mark is not None:
             roll_back(attempt.mark)
@@ -327,6 +330,8 @@ async def run_attempt_async(call: PreparedCall, op: RunAttempt) -> AttemptOutcom
             value = await (
                 work if invoke.limit_s is None else deadlines.run_with_timeout(attempt.step, invoke, work)
             )
+            if call.plan.until is not None and not call.plan.until(value):
+                raise UntilNotMet(attempt.step, value)
     except BaseException as error:  # noqa: BLE001 - passed to the script as a value
         if attempt.mark is not None:
             await roll_back_async(attempt.mark, error)

@@ -18,6 +18,7 @@ from oncemore.log import entry_codec
 from oncemore.log.tagged_json import NotEncodable
 from oncemore.policy.model import Failure
 from oncemore.policy.policy import ESCALATION, policy_name
+from oncemore.retries.loop import NOT_MET
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +61,14 @@ class StepBudget(NamedTuple):
     budget: TokenBucket
 
 
+class UntilNotMet(Exception):
+    """A step returned a value that its `until=` does not accept; `value` is that value."""
+
+    def __init__(self, step: str, value: object) -> None:
+        super().__init__(f"{step} returned a value that until= does not accept")
+        self.value = value
+
+
 def _is_never(subject: object) -> bool:
     return False
 
@@ -89,7 +98,8 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     classify           error and time → its failure
     describe           error and failure → the stored error record, redacted
     not_applied        whether an error shows that a `once` effect did not happen
-    covers             whether an error may be retried, where the policy's classes do not decide
+    covers             whether an error may be retried (`on=`), where the policy's classes do not decide
+    until              whether a value is the result, if the step has such a function; else the attempt failed
     repeats_once       whether a `once` step is retried after an error that shows that nothing happened
     after_failure      "raise", or "new_run": a new call of failed work begins a new run
     quarantines        whether a failure that is not retried waits for an operator (CLASS-3)
@@ -152,6 +162,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     repeats_once: bool = True
     requires_approval: bool = False
     stores_plain: bool = False
+    until: Callable[[Any], object] | None = None
 
     def __post_init__(self) -> None:
         if not self.policy_name:
@@ -193,6 +204,8 @@ def build_plan(options: StepOptions, engine: Engine) -> StepPlan:
         stores_plain=not options.artifact,
         artifact=options.artifact,
         not_applied=options.not_applied,
+        covers=options.covers,
+        until=options.until,
         repeats_once=options.repeats_once,
         after_failure=options.after_failure,
         quarantines=options.quarantines,
@@ -240,6 +253,8 @@ def _make_result_codec(
 
 def classify_step_error(error: BaseException, now: float) -> Failure:
     """Return the failure of an error; the error of an inner step is permanent or has its own due time."""
+    if type(error) is UntilNotMet:
+        return NOT_MET
     # A recorded time-out comes again in every attempt.
     if isinstance(error, SignalTimeout):
         return Failure("permanent", "maybe", None, "SIGNAL_TIMEOUT", "oncemore:signal")

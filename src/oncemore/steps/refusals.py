@@ -308,6 +308,9 @@ def run_failed(
     record = record or (head.body or {}).get("error") or (plan.describe(error, None) if error else {})
     failure = failure_of(_describe_key(plan, head.entity), head.record, record)
     failure.__cause__ = error
+    # The value that `until=` did not accept, for the caller of the last attempt.
+    if isinstance(failure, RetriesExhausted) and error is not None:
+        failure.value = getattr(error, "value", None)
     return failure
 
 
