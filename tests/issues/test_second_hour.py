@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import oncemore
@@ -62,3 +63,33 @@ def test_newcomer_restarts_a_deploy_three_times() -> None:
         state = run.wait(0).state
         assert (state.attempt, state.attempt_count, state.crash_count) == (5, 1, 0)
         assert list(engine.quarantine) == []
+
+
+# Typed arguments ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Parcel:
+    number: str
+    weights: list[float] = field(default_factory=list)
+
+
+def test_newcomer_passes_a_dataclass_to_a_step() -> None:
+    shipped = []
+
+    @oncemore.step(effect="pure")
+    def pack(number: str) -> Parcel:
+        return Parcel(number, [1.5])
+
+    @oncemore.step(effect="idempotent")
+    def ship(parcel: Parcel) -> str:
+        shipped.append(parcel)
+        return f"label of {parcel.number}"
+
+    with oncemore.open("log.db") as engine:
+        parcel = pack("A-17")
+        ship.submit(parcel)
+        oncemore.Worker(engine, [ship]).run_until_idle()
+        assert shipped == [Parcel("A-17", [1.5])]
+        assert ship(pack("A-17")) == "label of A-17"
+        assert len(shipped) == 1

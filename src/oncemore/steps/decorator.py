@@ -19,7 +19,7 @@ from oncemore.steps.step import OUTCOME_ERRORS, StepCalls, has_ended
 from oncemore.workers.poll import KnownStep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from os import PathLike
 
     from oncemore.control.approvals import ApprovalState
@@ -54,6 +54,10 @@ class Step(StepCalls[P, R]):
 
     def __repr__(self) -> str:
         return f"<oncemore.Step {self.name} ({self._options.effect})>"
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        # Recorded arguments of a method include the object it was called on.
+        self._options.keys.codecs.owner = owner
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Step[P, R]: ...
@@ -241,7 +245,20 @@ def known_step(step: Step[..., Any]) -> KnownStep:
     """Return the step as a worker knows it."""
     options = step._options  # noqa: SLF001 - a part of the same feature
     resume = step._resume_run  # noqa: SLF001
-    return KnownStep((step.name, *step.aliases), options.colour == "coroutine", resume, options.pipeline)
+    return KnownStep(
+        names=(step.name, *step.aliases),
+        is_async=options.colour == "coroutine",
+        resume_run=resume,
+        pipeline=options.pipeline,
+        queue=options.queue,
+        schedules=options.schedules,
+        prepare_call=lambda engine, args: step.bind(engine)._prepare_call(args, {}),  # noqa: SLF001
+    )
+
+
+def decode_arguments(step: Step[..., Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recorded arguments of a call of a step by their names."""
+    return step._options.arguments.decode_values(stored)  # noqa: SLF001 - a part of the same feature
 
 
 def make_rerun(reason: str) -> DecisionScript:
@@ -288,6 +305,8 @@ def step(
     cooldown: Cooldown | None = None,
     requires_approval: bool = False,
     pipeline: str | None = None,
+    queue: str | None = None,
+    concurrency: int | None = None,
 ) -> StepDecorator:
     """Make a function durable: every attempt is recorded, and its effect is applied once per key.
 
@@ -337,6 +356,8 @@ def step(
     requires_approval  no attempt begins before an operator has approved it (`oncemore approve`)
     pipeline           the pipeline of the step; the function's module unless given. A policy with
                        `halt_scope: pipeline` halts it after an error that is not retryable
+    queue, concurrency the name of a queue, and how many attempts of its steps may run at once in all
+                       processes on the store; further calls wait, submitted runs wait for a worker
     """
     if effect is None:
         raise UsageError(NO_EFFECT)
@@ -351,7 +372,7 @@ def step(
         "not_applied": not_applied, "reconcile": reconcile, "provider": provider, "breaker": breaker,
         "rate": rate, "budget": budget, "dataset": dataset, "priority": priority, "retain_for": retain_for,
         "artifact": artifact, "cooldown": cooldown, "requires_approval": requires_approval,
-        "pipeline": pipeline,
+        "pipeline": pipeline, "queue": queue, "concurrency": concurrency,
     }  # fmt: skip
 
     def decorate(function: Callable[P, R]) -> Step[P, R]:
