@@ -77,7 +77,7 @@ RUNS = Instrument(
     "counter",
     "{run}",
     ("step", "outcome", "error"),
-    "Runs by what became of them: submitted, completed, failed, held, parked, or deferred before an attempt",
+    "Runs by outcome: submitted, completed, failed, held, parked, or deferred before an attempt",
 )
 RUN_DURATION = Instrument(
     "oncemore.run.duration",
@@ -91,7 +91,7 @@ RETRY_FAILURES = Instrument(
     "counter",
     "{attempt}",
     ("step", "action", "error"),
-    "Failed attempts of oncemore.retry, by what was decided: retry, defer or stop",
+    "Failed attempts of oncemore.retry, by decision: retry, defer or stop",
 )
 BREAKER_STATE = Instrument(
     "oncemore.breaker.state",

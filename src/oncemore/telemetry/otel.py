@@ -75,7 +75,8 @@ class CallSpans:
         self, tracer: Tracer, call: PreparedCall, run: RunRecord | None, run_id: str, *, submits: bool
     ) -> None:
         self._tracer, self._step = tracer, call.plan.name
-        self._attempt: Span | None = None
+        # Stands for no span: its methods do nothing.
+        self._attempt: Span = trace.INVALID_SPAN
         self._outcome = ""
         # All at once: setting one later costs as much as these four.
         attributes = {
@@ -94,7 +95,8 @@ class CallSpans:
 
     def wrap_attempt(self, context: AbstractContextManager[None]) -> AbstractContextManager[None]:
         """Return the context of an attempt, in which the attempt's span is the current one."""
-        return context if self._attempt is None else AttemptSpanContext(self._attempt, context)
+        is_missing = self._attempt is trace.INVALID_SPAN
+        return context if is_missing else AttemptSpanContext(self._attempt, context)
 
     def apply_event(self, event: RunEvent) -> None:
         """Start, describe or end a span."""
@@ -108,9 +110,8 @@ class CallSpans:
 
     def _end_spans(self, error: BaseException | None) -> None:
         # The outcome was not stored: another worker took the run over, or the store failed.
-        if self._attempt is not None:
-            self._attempt.set_attribute("oncemore.outcome", "unrecorded")
-            self._end_attempt()
+        self._attempt.set_attribute("oncemore.outcome", "unrecorded")
+        self._end_attempt()
         outcome = self._outcome or ("deferred" if isinstance(error, Deferred) else "unrecorded")
         # A span without an outcome and without an error is one that completed, as in all of OpenTelemetry.
         if outcome != "completed":
@@ -133,8 +134,6 @@ class CallSpans:
     def fail_attempt(self, event: events.AttemptFailed) -> None:
         """End the span of a failed attempt with its error and the decision about it."""
         self._outcome = "deferred"
-        if self._attempt is None:
-            return
         attributes = {
             "oncemore.outcome": "failed",
             "error.type": event.error_type or "_OTHER",
@@ -154,15 +153,13 @@ class CallSpans:
     def interrupt_attempt(self, event: events.AttemptInterrupted) -> None:
         """End the span of an attempt that was ended from outside."""
         self._outcome = "interrupted"
-        if self._attempt is not None:
-            self._attempt.set_attribute("oncemore.outcome", event.reason)
-            self._end_attempt()
+        self._attempt.set_attribute("oncemore.outcome", event.reason)
+        self._end_attempt()
 
     def complete_run(self, event: events.RunCompleted) -> None:
         """End the span of the attempt that succeeded."""
         self._outcome = "completed"
-        if self._attempt is not None:
-            self._end_attempt()
+        self._end_attempt()
 
     def fail_run(self, event: events.RunFailed) -> None:
         """Mark the run's span as failed."""
@@ -191,21 +188,19 @@ class CallSpans:
     def park_run(self, event: events.RunParked) -> None:
         """End the span of an attempt of a workflow that waits from here on."""
         self._outcome = "parked"
-        if self._attempt is not None:
-            self._attempt.set_attribute("oncemore.outcome", "parked")
-            self._end_attempt()
+        self._attempt.set_attribute("oncemore.outcome", "parked")
+        self._end_attempt()
 
     def submit_run(self, event: events.RunSubmitted) -> None:
         """Mark the span of a submission as done."""
         self._outcome = "submitted"
 
     def _end_attempt(self) -> None:
-        attempt, self._attempt = self._attempt, None
-        if attempt is not None:
-            attempt.end()
+        attempt, self._attempt = self._attempt, trace.INVALID_SPAN
+        attempt.end()
 
 
-#: What an event does to the spans of its call; a take-over comes before the spans of the call that made it.
+#: The effect of an event on the spans of its call. A take-over comes before the call has any.
 _SPAN_HANDLERS: dict[type, Callable[[CallSpans, Any], None]] = {
     events.AttemptStarted: CallSpans.start_attempt,
     events.AttemptFailed: CallSpans.fail_attempt,

@@ -74,10 +74,11 @@ class OpenTelemetryBackend:
         """Apply the updates that were collected; several threads may do so at once."""
         counts: dict[tuple[Instrument, tuple[str, ...]], int] = {}
         updates = self._updates
-        while updates:
+        while True:
+            # Not by its length: another thread may take the last one in between.
             try:
                 instrument, labels, value = updates.popleft()
-            except IndexError:  # another thread was faster
+            except IndexError:
                 break
             if instrument.kind == "counter":
                 counts[instrument, labels] = counts.get((instrument, labels), 0) + 1
@@ -105,6 +106,6 @@ class OpenTelemetryBackend:
         return attributes
 
     def close(self) -> None:
-        """Apply what is left; the instruments of a meter cannot be removed."""
+        """Apply the remaining updates; the instruments of a meter cannot be removed."""
         self.apply_updates()
         self._states.clear()
