@@ -93,3 +93,33 @@ def test_newcomer_passes_a_dataclass_to_a_step() -> None:
         assert shipped == [Parcel("A-17", [1.5])]
         assert ship(pack("A-17")) == "label of A-17"
         assert len(shipped) == 1
+
+
+SILENT = """
+import oncemore
+
+@oncemore.step(effect="idempotent", name="fetch")
+def fetch(day):
+    raise ConnectionError("refused, token=abcdef1234567890")
+
+try:
+    fetch("monday")
+except oncemore.StepFailed:
+    pass
+"""
+
+
+def test_newcomer_sees_what_a_step_does() -> None:
+    """Silence: a script without any set-up shows each retry and the end, once, without secrets."""
+    Path("script.py").write_text(SILENT, encoding="utf-8")
+    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, check=True)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("fetch (")]
+    assert [line.partition("): ")[2][:21] for line in lines] == [
+        "attempt 1 of 3 failed",
+        "attempt 2 of 3 failed",
+        "failed after attempt ",
+    ]
+    assert "next attempt in " in lines[0]
+    assert "no further attempt: max_attempts_exceeded" in lines[2]
+    assert "ConnectionError: refused" in lines[2]
+    assert "abcdef1234567890" not in done.stderr

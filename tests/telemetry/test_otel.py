@@ -446,7 +446,8 @@ def test_an_sdk_that_fails_disturbs_nothing(
     try:
         with oncemore.open("memory:"):
             assert make_step(7)(1) == 7
-            assert make_step(8)(2) == 8
+            with pytest.raises(oncemore.StepFailed):
+                make_step(ValueError("wrong"))(2)
     finally:
         export.disable()
     lines = [record.getMessage() for record in caplog.records if "span" in record.getMessage()]
