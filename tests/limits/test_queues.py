@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +21,8 @@ from oncemore.limits.queue_rules import QueueSlot, StepQueue
 from oncemore.log.entry_codec import decode_head
 from oncemore.log.store import HeadQuery
 from oncemore.policy.policy import Policy
+from oncemore.steps import operations, transitions
+from oncemore.steps.ops import WatchLog
 from oncemore.testing import FakeClock
 from tests.crash.harness import (
     CrashPoint,
@@ -223,6 +226,34 @@ def test_a_call_that_waits_too_long_leaves_its_run_to_a_worker(tmp_path: Path) -
         holder.release()
         worker.join(60)
         assert hold.bind(engine)(2) == 2
+
+
+def test_a_run_that_appears_while_its_caller_gives_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller reads again, and finds the run that another process has submitted."""
+    with oncemore.open(tmp_path / "log.db", max_inline_wait_s=0.01) as engine:
+        holder = Holder(hold, engine, 1)
+        build = transitions.build_deferral
+
+        def build_late(*args: Any, **options: Any) -> Any:
+            hold.bind(engine).submit(2)
+            return build(*args, **options)
+
+        monkeypatch.setattr(transitions, "build_deferral", build_late)
+        with pytest.raises(Deferred):
+            hold.bind(engine)(2)
+        (waiting,) = engine.store.list_heads(HeadQuery("run", state="PENDING"))
+        assert waiting.version == 1
+        holder.release()
+
+
+def test_an_interrupted_call_does_not_wait_for_a_slot() -> None:
+    call: Any = SimpleNamespace(interrupt=KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        operations.watch_log(call, WatchLog(60.0))
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(operations.watch_log_async(call, WatchLog(60.0)))
 
 
 def test_a_worker_waits_for_the_log_and_starts_nothing_while_the_queue_is_full(

@@ -11,6 +11,7 @@ import pytest
 import oncemore
 from oncemore.log.entry_codec import decode_head, decode_header
 from oncemore.log.store import HeadQuery
+from oncemore.schedules import driver
 from oncemore.schedules.driver import ScheduleDriver
 from oncemore.schedules.record import ScheduleRecord
 from oncemore.steps.decorator import known_step
@@ -142,6 +143,24 @@ def test_two_schedulers_that_alternate_at_every_write() -> None:
             patch.setattr(TimedStore, "append", interfere)
             submit_ticks(store)
         check_ticks(store, 3)
+
+
+def test_a_schedule_that_another_process_moves_between_two_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first process has submitted one of three ticks; the other one submits the rest."""
+    store, load = start(), driver.load_head
+    reads = 0
+
+    def load_late(*args: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        # The second read is the one after the first tick.
+        if reads == 2:
+            submit_ticks(store)
+        return load(*args)
+
+    monkeypatch.setattr(driver, "load_head", load_late)
+    submit_ticks(store)
+    check_ticks(store, 3)
 
 
 def test_the_time_is_that_of_the_store() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
 from datetime import datetime, timedelta
@@ -11,14 +12,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.errors import MissingExtra, UsageError
+from oncemore.control.model import set_log_location
+from oncemore.control.switches import update_switches
+from oncemore.errors import MissingExtra, StoreError, UsageError
 from oncemore.log.entry_codec import decode_head
 from oncemore.log.memory import MemoryStore
 from oncemore.log.store import HeadQuery
 from oncemore.schedules import driver, ticks
 from oncemore.schedules.record import ScheduleRecord
+from oncemore.steps import perform
+from oncemore.steps.call_operations import CALL_OPERATIONS
 from oncemore.steps.decorator import known_step
 from oncemore.steps.engine import Engine
+from oncemore.steps.ops import AskPermission
 from oncemore.testing import FakeClock
 from tests.shell import run, told
 
@@ -163,6 +169,32 @@ def test_the_decorated_object_stays_the_step(engine: oncemore.Engine, clock: Fak
     assert run.state == "COMPLETE"
 
 
+def test_a_scheduled_workflow_sleeps_and_goes_on(engine: oncemore.Engine, clock: FakeClock) -> None:
+    done: list[str] = []
+
+    @oncemore.step(effect="idempotent", name="part", queue="parts", concurrency=1)
+    def part(day: str) -> str:
+        done.append(day)
+        return day
+
+    @oncemore.schedule("0 6 * * *", tz="Europe/Berlin")
+    @oncemore.workflow(name="daily")
+    def daily(tick: datetime) -> str:
+        part(f"{tick:%H:%M}")
+        oncemore.sleep(timedelta(hours=1))
+        return part("later")
+
+    worker = oncemore.Worker(engine, [daily, part])
+    worker.run_until_idle()
+    go_to(engine, clock, read_schedule(engine, "daily").next_tick)
+    worker.run_until_idle()
+    assert done == ["06:00"]
+    clock.advance(3600)
+    worker.run_until_idle()
+    assert done == ["06:00", "later"]
+    assert [run.state for run in list_runs(engine, "daily")] == ["COMPLETE"]
+
+
 def test_a_run_says_which_schedule_submitted_it(engine: oncemore.Engine, clock: FakeClock) -> None:
     @oncemore.schedule(every=60)
     @oncemore.step(effect="idempotent", name="tidy")
@@ -212,9 +244,10 @@ def step_with(function: Any, **options: Any) -> Any:
         (lambda: oncemore.schedule(every=5, name=""), "name is ''"),
         (lambda: oncemore.schedule(every=5)(step_with(lambda a, b: None)), "takes a, b; a scheduled"),
         (lambda: oncemore.schedule(every=5)(step_with(lambda *, day: None)), "takes day; a scheduled"),
-        (lambda: oncemore.schedule(every=5)(step_with(lambda: None, bucket="hour")), "leave bucket= out"),
+        (lambda: oncemore.schedule(every=5)(step_with(lambda: None, bucket="hour")), "leave both out"),
+        (lambda: oncemore.schedule(every=5)(step_with(lambda day: None, key="day")), "leave both out"),
         (
-            lambda: oncemore.schedule(every=5)(step_with(lambda day: None, ignore="day", key=lambda day: 1)),
+            lambda: oncemore.schedule(every=5)(step_with(lambda day: None, ignore="day", partition=1)),
             "leaves out day",
         ),
         (
@@ -392,14 +425,14 @@ def test_a_tick_that_was_run_by_hand_is_not_run_again(engine: oncemore.Engine, c
 def test_pruned_and_forgotten_runs_do_not_come_back(engine: oncemore.Engine, clock: FakeClock) -> None:
     calls: list[datetime] = []
 
-    @oncemore.schedule(every=60, missed="all")
+    @oncemore.schedule(every=3600, missed="all")
     @oncemore.step(effect="idempotent", name="report")
     def report(tick: datetime) -> None:
         calls.append(tick)
 
     worker = oncemore.Worker(engine, [report])
     worker.run_until_idle()
-    clock.advance(180)
+    clock.advance(3 * 3600)
     worker.run_until_idle()
     clock.advance(86_400 * 2)
     engine.prune(older_than=86_400, reason="test", by="operator", forget_keys_after=86_400)
@@ -407,10 +440,11 @@ def test_pruned_and_forgotten_runs_do_not_come_back(engine: oncemore.Engine, clo
     engine.prune(older_than=86_400, reason="test", by="operator", forget_keys_after=86_400)
     assert list_runs(engine, "report") == []
     before = len(calls)
-    # The schedule goes on after its last tick, with the last 1,000 missed ones.
+    # The schedule goes on after its last tick.
     worker.run_until_idle()
-    assert len(calls) == before + ticks.MAX_MISSED
-    assert len(set(calls)) == len(calls)
+    calls.sort()
+    assert len(calls) >= before + 90
+    assert {later - earlier for earlier, later in itertools.pairwise(calls)} == {timedelta(hours=1)}
 
 
 def test_a_schedule_that_cannot_be_submitted_does_not_stop_other_work(
@@ -432,6 +466,63 @@ def test_a_schedule_that_cannot_be_submitted_does_not_stop_other_work(
     worker.run_until_idle()
     assert len(list_runs(engine, "fine")) == 1
     assert "schedule broken: a tick could not be submitted" in caplog.text
+
+
+def test_a_moved_log_gets_no_more_ticks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    @oncemore.schedule(every=60)
+    @oncemore.step(effect="idempotent", name="report")
+    def report(tick: datetime) -> None:
+        """Never called."""
+
+    with FakeClock() as clock, oncemore.open(tmp_path / "log.db") as engine:
+        schedules = driver.ScheduleDriver(engine, [known_step(report)])
+        schedules.submit_due_ticks()
+        engine.switches.on(step="other", reason="test", by="operator")
+        update_switches(engine, lambda board: set_log_location(board, "sqlite:////new.db"), {})
+        clock.advance(60)
+        schedules.submit_due_ticks()
+        assert list_runs(engine, "report") == []
+
+
+def test_a_log_that_moves_while_a_tick_is_submitted_is_refused_and_logged(
+    engine: oncemore.Engine, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    @oncemore.schedule(every=60)
+    @oncemore.step(effect="idempotent", name="report")
+    def report(tick: datetime) -> None:
+        """Never called."""
+
+    schedules = driver.ScheduleDriver(engine, [known_step(report)])
+    schedules.submit_due_ticks()
+    ask = perform.ask_permission
+
+    def ask_late(call: Any, op: Any) -> Any:
+        # The first question is about the step, the second one about the submission.
+        permission = ask(call, op)
+        return permission if op.begins else permission._replace(stop="moved", name="sqlite:////new.db")
+
+    clock.advance(60)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(CALL_OPERATIONS.blocking, AskPermission, ask_late)
+        schedules.submit_due_ticks()
+    assert list_runs(engine, "report") == []
+    assert "schedule report: a tick could not be submitted" in caplog.text
+    clock.advance(driver.RECHECK_S)
+    schedules.submit_due_ticks()
+    assert len(list_runs(engine, "report")) == 1
+
+
+def test_a_store_that_cannot_be_read_is_an_error_of_the_worker(
+    engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loop logs it and tries again, as for every other read."""
+    schedules = driver.ScheduleDriver(engine, [known_step(declare("0 6 * * *", []))])
+    monkeypatch.setattr(driver, "load_head", lambda *args: (_ for _ in ()).throw(StoreError("down")))
+    with pytest.raises(StoreError, match="down"):
+        schedules.submit_due_ticks()
+    monkeypatch.undo()
+    schedules.submit_due_ticks()
+    assert read_schedule(engine, "daily").tick_count == 0
 
 
 # Changes of the code ---------------------------------------------------------------------------------

@@ -94,9 +94,10 @@ def add_schedule(step: StepCalls[..., Any], declared: StepSchedule) -> None:
     declared = declared._replace(name=normalize_name(declared.name), takes_tick=_takes_tick(step, options))
     if any(other.name == declared.name for other in options.schedules):
         raise UsageError(f"{step.name} has two schedules called {declared.name!r}; give one of them name=")
-    if options.keys.uses_clock:
+    # Both could give two ticks the same key, or one tick two keys in two workers.
+    if options.keys.uses_clock or not options.keys.keys_all_arguments:
         raise UsageError(
-            f"{step.name} has bucket= and a schedule; the tick is in the key already, so leave bucket= out"
+            f"{step.name} has key= or bucket=, and a schedule; the tick makes the key, so leave both out"
         )
     if not declared.takes_tick:
         options.keys.use_ticks()

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from datetime import UTC, datetime, timedelta, tzinfo
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from oncemore._values import Value
@@ -66,11 +67,7 @@ class CronTicks(Value):
         window_s = _DAY_S
         while True:
             start = max(first - 1.0, now - window_s)
-            due: deque[float] = deque(maxlen=limit)
-            for tick in self._iterate_ticks(start):
-                if tick > now:
-                    break
-                due.append(tick)
+            due = deque(takewhile(now.__ge__, self._iterate_ticks(start)), limit)
             if start < first or len(due) == limit:
                 return list(due)
             window_s *= 16
