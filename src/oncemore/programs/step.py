@@ -18,6 +18,7 @@ from oncemore import clock
 from oncemore.artifacts.artifact import make_label
 from oncemore.errors import Error, LeaseLost, PolicyViolation
 from oncemore.log.record import LoadedHead
+from oncemore.policy.closing import LEASE_EXPIRED
 from oncemore.programs.exit_rules import (
     ProgramFailed,
     classify_program_error,
@@ -197,7 +198,10 @@ class ProgramStep(Step[Any, Any]):
         """Announce a failed attempt that will be followed by another."""
         if state.state == "SOFT_FAIL" and not state.held_for:
             reason = (body.get("error") or {}).get("message") or state.reason
-            self._remarks.say(f"attempt {state.attempt_count} of {state.max_attempts}: {reason}")
+            count = f"attempt {state.attempt_count} of {state.max_attempts}"
+            if state.max_crashes and state.reason == LEASE_EXPIRED:
+                count = f"crash {state.crash_count} of {state.max_crashes}"
+            self._remarks.say(f"{count}: {reason}")
 
     def _adjust_plan(self, plan: StepPlan) -> StepPlan:
         return plan.copy_with(

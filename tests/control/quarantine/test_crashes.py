@@ -19,6 +19,7 @@ from oncemore.steps.history import verify_chain
 from oncemore.steps.ops import RunAttempt
 from tests.artifacts.conftest import alter
 from tests.control.quarantine.helpers import (
+    RAISES,
     RecordingSink,
     charge,
     doubtful,
@@ -80,7 +81,7 @@ def test_a_crash_anywhere_leaves_the_hold_with_all_its_notices_or_neither(name: 
 
 
 def test_a_crash_anywhere_leaves_a_failure_with_all_its_notices_or_neither() -> None:
-    @oncemore.step(effect="idempotent", name="broken")
+    @oncemore.step(effect="idempotent", name="broken", policy=RAISES)
     def broken(x: int) -> None:
         raise ValueError(x)
 
