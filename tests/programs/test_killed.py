@@ -155,7 +155,8 @@ def test_eight_concurrent_calls_run_once_and_return_the_same(sandbox: ExecSandbo
 def test_eight_concurrent_calls_share_the_attempts_of_a_failing_program(sandbox: ExecSandbox) -> None:
     # A process that starts after the failure would begin a new run under the standard policy.
     policy = sandbox.write_policy("after_failure: raise")
-    words = ("--key", "k", "--effect", "idempotent", "--attempts", "3", "--wait", "0.05", "--policy", policy, "--")
+    retries = ("--attempts", "3", "--wait", "0.05", "--policy", policy)
+    words = ("--key", "k", "--effect", "idempotent", *retries, "--")
     eight = [sandbox.start(*words, "sh", "-c", 'echo ran >> "$RAN"; exit 7') for _ in range(8)]
     assert [one.wait(100) for one in eight] == [7] * 8
     assert sandbox.read_runs() == ["ran"] * 3

@@ -108,7 +108,10 @@ def test_what_a_governed_profile_quarantines_stays_quarantined_if_on_does_not_co
 ) -> None:
     covered = Turns(NotReady("not yet"), "done")
     assert made("plain", covered, name="a", policy="kfm-rules", on=NotReady)() == "done"
-    for name, error, on in (("b", KeyError("a bug"), NotReady), ("c", oncemore.NeedsReview("ODD"), Exception)):
+    for name, error, on in (
+        ("b", KeyError("a bug"), NotReady),
+        ("c", oncemore.NeedsReview("ODD"), Exception),
+    ):
         with pytest.raises(oncemore.Quarantined):
             made("plain", Turns(error), name=name, policy="kfm-rules", on=on, pipeline=name)()
 
@@ -173,7 +176,9 @@ def test_an_error_of_until_is_a_failed_attempt(engine: oncemore.Engine) -> None:
         step()
 
 
-def test_until_is_asked_about_the_value_of_an_isolated_process(engine: oncemore.Engine, clock: FakeClock) -> None:
+def test_until_is_asked_about_the_value_of_an_isolated_process(
+    engine: oncemore.Engine, clock: FakeClock
+) -> None:
     options = isolated.where._options
     step = oncemore.step(
         effect="pure", name="isolated until", isolate="process", until=lambda value: value[1] == 2
@@ -184,7 +189,10 @@ def test_until_is_asked_about_the_value_of_an_isolated_process(engine: oncemore.
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"effect": "once", "until": bool}, "until= does not go with effect='once': a value that was returned"),
+        (
+            {"effect": "once", "until": bool},
+            "until= does not go with effect='once': a value that was returned",
+        ),
         ({"until": 5}, "until is 5; it takes a function"),
         ({"on": "anything"}, "on is 'anything'; the names are 'transient', 'not-sent'"),
         ({"on": KeyboardInterrupt}, "on has KeyboardInterrupt"),

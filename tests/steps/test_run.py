@@ -16,8 +16,8 @@ from oncemore.policy.model import STATES, TRANSITIONS
 from oncemore.steps.history import KINDS, verify_chain
 from oncemore.testing import FakeClock
 from tests.steps.colours import (
-    RAISES,
     POLICY,
+    RAISES,
     SOON,
     Busy,
     Turns,

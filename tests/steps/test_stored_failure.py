@@ -175,7 +175,9 @@ def test_a_second_map_begins_failed_items_and_keeps_finished_ones(engine: oncemo
     assert sorted(seen) == [0, 1, 2, 2, 3]
 
 
-def test_a_retry_around_a_step_does_not_multiply_its_attempts(engine: oncemore.Engine, clock: FakeClock) -> None:
+def test_a_retry_around_a_step_does_not_multiply_its_attempts(
+    engine: oncemore.Engine, clock: FakeClock
+) -> None:
     turns = Turns(TimeoutError("slow"))
     step = made("plain", turns, policy="standard")
 
@@ -219,9 +221,7 @@ CALLS = {
 
 
 def run_python(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, timeout=60, check=False
-    )
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60, check=False)
 
 
 def count_runs() -> int:

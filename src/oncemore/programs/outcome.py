@@ -278,7 +278,11 @@ def _add_run_facts(step: ProgramStep, run: Run[Any] | None, outcome: ExecOutcome
         return outcome
     state = run.state
     return outcome._replace(
-        status=run.status, reason=run.reason, run_id=run.run_id, attempts=state.attempt_count + state.crash_count, key=run.key
+        status=run.status,
+        reason=run.reason,
+        run_id=run.run_id,
+        attempts=state.attempt_count + state.crash_count,
+        key=run.key,
     )
 
 

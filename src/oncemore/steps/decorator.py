@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from oncemore.limits.budget import TokenBucket
     from oncemore.limits.cooldown_rules import Cooldown
     from oncemore.limits.shared_rate import RateLimiter
-    from oncemore.policy.model import Effect
     from oncemore.policy.backoff import Schedule
+    from oncemore.policy.model import Effect
     from oncemore.policy.policy import Policy
     from oncemore.retries.options import On, Seconds
     from oncemore.steps.call import PreparedCall

@@ -60,7 +60,7 @@ class StepBudget(NamedTuple):
     budget: TokenBucket
 
 
-class UntilNotMet(Exception):  # noqa: N818 - the name of the condition, as in the failure's code
+class UntilNotMet(Exception):
     """A step returned a value that its `until=` does not accept; `value` is that value."""
 
     def __init__(self, step: str, value: object) -> None:

@@ -16,7 +16,7 @@ The error of a stored failure says since when it is stored, that nothing was run
 
 from __future__ import annotations
 
-from inspect import signature
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 from oncemore._redact import describe_value, hide_credentials
@@ -24,6 +24,8 @@ from oncemore.steps import refusals
 from oncemore.steps.signature import module_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from oncemore.log.record import LoadedHead, RunRecord
     from oncemore.steps.attempt import RunningAttempt
     from oncemore.steps.call import PreparedCall
@@ -82,20 +84,26 @@ def build_stored_failure(
 def _format_call(plan: StepPlan, call: PreparedCall) -> str:
     """Return the call that runs the work again; values that the log does not store are left open."""
     parameters = [each for each in signature(plan.function).parameters.values() if each.name != "self"]
-    # Values before *args have no names in a call.
-    is_positional = any(each.kind is each.VAR_POSITIONAL and call.counted.get(each.name) for each in parameters)
-    arguments: list[str] = []
-    for each in parameters:
-        value = call.counted.get(each.name, _OPEN)
-        if each.kind is each.VAR_POSITIONAL:
-            arguments += map(_format_value, () if value is _OPEN else value)
-        elif each.kind is each.VAR_KEYWORD:
-            arguments += [f"{name}={_format_value(one)}" for name, one in ({} if value is _OPEN else value).items()]
-        elif value is not _OPEN or each.name in call.withheld or each.default is each.empty:
-            has_name = not (each.kind is each.POSITIONAL_ONLY or (is_positional and each.kind is not each.KEYWORD_ONLY))
-            arguments.append(f"{each.name}={_format_value(value)}" if has_name else _format_value(value))
+    # Values in front of *args have no names in a call.
+    takes_more = any(each.kind is each.VAR_POSITIONAL and call.counted.get(each.name) for each in parameters)
+    arguments = [text for each in parameters for text in _format_argument(each, call, takes_more)]
     function = getattr(plan.function, "__name__", plan.name)
     return f"{function}.rerun({', '.join([*arguments, 'reason=…'])})"
+
+
+def _format_argument(parameter: Parameter, call: PreparedCall, takes_more: bool) -> Iterator[str]:
+    """Yield a parameter of the call with its value; *args and **kwargs are several or none."""
+    name, kind = parameter.name, parameter.kind
+    if kind is Parameter.VAR_POSITIONAL:
+        yield from map(_format_value, call.counted.get(name, ()))
+    elif kind is Parameter.VAR_KEYWORD:
+        yield from (f"{key}={_format_value(value)}" for key, value in call.counted.get(name, {}).items())
+    elif name in call.counted or name in call.withheld:
+        text = _format_value(call.counted.get(name, _OPEN))
+        is_positional = kind is Parameter.POSITIONAL_ONLY or (
+            takes_more and kind is Parameter.POSITIONAL_OR_KEYWORD
+        )
+        yield text if is_positional else f"{name}={text}"
 
 
 def _format_value(value: Any) -> str:

@@ -13,7 +13,6 @@ from oncemore.log.record import EventRecord
 from oncemore.log.store import HeadQuery
 from oncemore.steps.engine import Engine
 from tests.crash.harness import SharedStore
-from tests.steps.colours import RAISES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

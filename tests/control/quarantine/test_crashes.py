@@ -19,7 +19,6 @@ from oncemore.steps.history import verify_chain
 from oncemore.steps.ops import RunAttempt
 from tests.artifacts.conftest import alter
 from tests.control.quarantine.helpers import (
-    RAISES,
     RecordingSink,
     charge,
     doubtful,
@@ -28,6 +27,7 @@ from tests.control.quarantine.helpers import (
     processes,
 )
 from tests.crash.harness import ScriptRun, crash_everywhere, run_with_driver, start_engine_call
+from tests.steps.colours import RAISES
 
 #: Starts a process on the store of a scenario.
 Start = Callable[[], Engine]

@@ -20,7 +20,6 @@ from oncemore.outbox import CommandSink, EventMessage, JsonLinesSink, OutboxRela
 from oncemore.steps.engine import Engine
 from oncemore.steps.history import verify_chain
 from tests.control.quarantine.helpers import (
-    RAISES,
     RecordingSink,
     charge,
     doubtful,
@@ -29,6 +28,7 @@ from tests.control.quarantine.helpers import (
     make_notifier,
     processes,
 )
+from tests.steps.colours import RAISES
 
 if TYPE_CHECKING:
     from pathlib import Path

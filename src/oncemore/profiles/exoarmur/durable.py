@@ -44,10 +44,10 @@ from oncemore.profiles.exoarmur.stored_records import (
 from oncemore.retries.loop import ENDS
 from oncemore.retries.report import RetryReport, add_error_note, attach_decision, log_report
 from oncemore.steps import flow
-from oncemore.steps.failure_decision import decide_failure
 from oncemore.steps.call import PreparedCall
 from oncemore.steps.call_operations import CALL_OPERATIONS
 from oncemore.steps.context import CONTEXT
+from oncemore.steps.failure_decision import decide_failure
 from oncemore.steps.ops import (
     AppendChange,
     AttemptTerms,
