@@ -176,7 +176,9 @@ def _make_error_outcome(step: ProgramStep, error: Error) -> ExecOutcome:
     return _add_run_facts(
         step,
         run,
-        outcome._replace(message=_format_message(error, step, program), hint=_format_hint(error, program)),
+        outcome._replace(
+            message=_format_message(error, step, program), hint=_format_hint(error, step, program)
+        ),
     )
 
 
@@ -233,7 +235,7 @@ def _exit_code_of_failure(error: Error, run: Any) -> int:
     return EXIT_LOST
 
 
-def _format_hint(error: Error, program: dict[str, Any] | None) -> str:
+def _format_hint(error: Error, step: Any, program: dict[str, Any] | None) -> str:
     if isinstance(error, OutcomeUnknown):
         unlisted = program is not None and not program["ended_by"]
         text = (
@@ -247,6 +249,8 @@ def _format_hint(error: Error, program: dict[str, Any] | None) -> str:
             "not-applied to try again, each with --reason."
         )
     if isinstance(error, StepFailed) and error.run is not None:
+        if step.begins_again:
+            return "It does not run again by itself; the next call starts a new run."
         return "It does not run again by itself; --rerun --reason TEXT starts a new run."
     return ""
 

@@ -72,13 +72,23 @@ def build_stored_failure(
 ) -> Exception:
     """Return the error of a failure that was recorded before this call."""
     failure = refusals.run_failed(plan, head, None, record)
-    text = (
-        f"{failure.args[0]}. This failure is stored since {refusals.format_utc(failed_at)}, and nothing was "
-        f"run now; to run it again: {_format_call(plan, call)}"
-    )
-    command = _format_command(plan, call, head.record.run_id)
-    failure.args = (f"{text}, or {command}" if command else text, *failure.args[1:])
+    since = f"This failure is stored since {refusals.format_utc(failed_at)}, and nothing was run now"
+    ways = ", or ".join(_list_ways(plan, call, head.record.run_id))
+    text = f"{failure.args[0]}. {since}{f'; to run it again: {ways}' if ways else ''}"
+    failure.args = (text, *failure.args[1:])
     return failure
+
+
+def _list_ways(plan: StepPlan, call: PreparedCall, run_id: str) -> Iterator[str]:
+    """Yield the call and the command that run the work again, as far as there are such."""
+    # A function of this package (a program, an endpoint) is called by its command or its client.
+    if module_of(plan.function).partition(".")[0] != "oncemore":
+        yield _format_call(plan, call)
+        # A local function cannot be imported, and a withheld argument is not in the log.
+        is_local = "<" in getattr(plan.function, "__qualname__", "<")
+        if not (call.withheld or is_local or call.engine.url == "memory:"):
+            store = hide_credentials(call.engine.url)
+            yield f"oncemore rerun {module_of(plan.function)} --run {run_id} --store {store} --reason '…'"
 
 
 def _format_call(plan: StepPlan, call: PreparedCall) -> str:
@@ -108,12 +118,3 @@ def _format_argument(parameter: Parameter, call: PreparedCall, takes_more: bool)
 
 def _format_value(value: Any) -> str:
     return "…" if value is _OPEN else describe_value(value, MAX_ARGUMENT_LENGTH)
-
-
-def _format_command(plan: StepPlan, call: PreparedCall, run_id: str) -> str:
-    """Return the command that runs the work again; empty if no other process can."""
-    is_local = "<" in getattr(plan.function, "__qualname__", "<")
-    if call.withheld or is_local or call.engine is None or call.engine.url == "memory:":
-        return ""
-    store = hide_credentials(call.engine.url)
-    return f"oncemore rerun {module_of(plan.function)} --run {run_id} --store {store} --reason '…'"
