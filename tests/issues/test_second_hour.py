@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import oncemore
@@ -62,6 +63,66 @@ def test_newcomer_restarts_a_deploy_three_times() -> None:
         state = run.wait(0).state
         assert (state.attempt, state.attempt_count, state.crash_count) == (5, 1, 0)
         assert list(engine.quarantine) == []
+
+
+# Typed arguments ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Parcel:
+    number: str
+    weights: list[float] = field(default_factory=list)
+
+
+def test_newcomer_passes_a_dataclass_to_a_step() -> None:
+    shipped = []
+
+    @oncemore.step(effect="pure")
+    def pack(number: str) -> Parcel:
+        return Parcel(number, [1.5])
+
+    @oncemore.step(effect="idempotent")
+    def ship(parcel: Parcel) -> str:
+        shipped.append(parcel)
+        return f"label of {parcel.number}"
+
+    with oncemore.open("log.db") as engine:
+        parcel = pack("A-17")
+        ship.submit(parcel)
+        oncemore.Worker(engine, [ship]).run_until_idle()
+        assert shipped == [Parcel("A-17", [1.5])]
+        assert ship(pack("A-17")) == "label of A-17"
+        assert len(shipped) == 1
+
+
+SILENT = """
+import oncemore
+
+@oncemore.step(effect="idempotent", name="fetch")
+def fetch(day):
+    raise ConnectionError("refused, token=abcdef1234567890")
+
+try:
+    fetch("monday")
+except oncemore.StepFailed:
+    pass
+"""
+
+
+def test_newcomer_sees_what_a_step_does() -> None:
+    """Silence: a script without any set-up shows each retry and the end, once, without secrets."""
+    Path("script.py").write_text(SILENT, encoding="utf-8")
+    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, check=True)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("fetch (")]
+    assert [line.partition("): ")[2][:21] for line in lines] == [
+        "attempt 1 of 3 failed",
+        "attempt 2 of 3 failed",
+        "failed after attempt ",
+    ]
+    assert "next attempt in " in lines[0]
+    assert "no further attempt: max_attempts_exceeded" in lines[2]
+    assert "ConnectionError: refused" in lines[2]
+    assert "abcdef1234567890" not in done.stderr
 
 
 SCRIPT = """

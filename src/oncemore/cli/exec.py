@@ -114,7 +114,9 @@ def exec_(command: tuple[str, ...], **options: Any) -> int:
     """
     from oncemore.errors import Error
     from oncemore.programs.signals import SignalListener, SignalReceived
+    from oncemore.steps.step_log import keep_off_stderr
 
+    keep_off_stderr()
     out = OutputWriter(sys.stderr, in_json=options["in_json"])
     try:
         with SignalListener() as signals:

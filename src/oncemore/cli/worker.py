@@ -38,7 +38,7 @@ oncemore worker shop.orders
 oncemore worker shop.orders shop.mail:send --concurrency 10
 oncemore worker shop.orders --store postgresql://db/shop --steps 'shop.orders.*'
 oncemore worker shop.orders --drain
-oncemore worker shop.orders --health 0.0.0.0:8080
+oncemore worker shop.orders --health 0.0.0.0:8080 --metrics 0.0.0.0:9464
 """
 INBOX_EXAMPLES = """
 oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
@@ -99,6 +99,9 @@ def _exit_while_running(engine: Engine, message: str, *values: object) -> NoRetu
 @value_option(
     "--health", "[HOST:]PORT", "Serve GET /healthz and /readyz; without a host only on this machine."
 )
+@value_option(
+    "--metrics", "[HOST:]PORT", "Serve GET /metrics for Prometheus; without a host only on this machine."
+)
 @flag_option("--drain", "Run due work, then end.")
 @value_option(
     "--wait",
@@ -114,6 +117,7 @@ def worker(
     steps: tuple[str, ...],
     grace: float,
     health: str | None,
+    metrics: str | None,
     drain: bool,
     wait: float | None,
     in_json: bool,
@@ -125,13 +129,14 @@ def worker(
     once. The worker logs to standard error; --json prints the number of runs by result at the end.
 
     With --health, /healthz answers 200 while the worker's loop is running, and /readyz while the worker also
-    reads the store and is not stopping; otherwise both answer 503, with the reason as JSON.
+    reads the store and is not stopping; otherwise both answer 503, with the reason as JSON. With --metrics,
+    /metrics has the runs, attempts, waits and breakers of this process (extra `prometheus`).
 
     With --drain, the exit code is 0 if no run of these steps is left that is due within --wait, and 1 if one
     is left: a switch is on, a run cannot continue here, or the worker was stopped. The last log line says
     which.
     """
-    from oncemore.cli.health_server import parse_listen_address, serve_health
+    from oncemore.cli.health_server import parse_listen_address, serve_health, serve_metrics
     from oncemore.queries.stores import open_or_create
     from oncemore.workers.find_steps import find_steps
     from oncemore.workers.worker import Worker
@@ -139,12 +144,13 @@ def worker(
     _log_to_stderr()
     selected = _select_steps(find_steps(modules), steps)
     address = None if health is None else parse_listen_address(health)
+    metrics_address = None if metrics is None else parse_listen_address(metrics, "--metrics")
     if wait is not None and not drain:
         raise click.UsageError("--wait needs --drain; without it a worker waits until it is stopped.")
     with open_or_create(store) as engine:
         process = Worker(engine, selected, concurrency=concurrency, grace_s=grace)
         subject = f"{', '.join(sorted(step.name for step in selected))} on {engine.url}"
-        with serve_health(process, address):
+        with serve_health(process, address), serve_metrics(metrics_address):
             wait_s = (engine.inline_wait_s if wait is None else wait) if drain else None
             return _run_worker(engine, process, wait_s, in_json, subject)
 

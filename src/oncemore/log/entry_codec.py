@@ -19,6 +19,7 @@ from oncemore._values import make
 from oncemore.control.model import Approval, SwitchBoard
 from oncemore.errors import StoreError
 from oncemore.limits.cooldown_rules import ResourceRecord
+from oncemore.limits.queue_rules import QueueSlot
 from oncemore.log.encryption import EMPTY, decrypt_bytes
 from oncemore.log.group_commit import InterruptShield
 from oncemore.log.record import (
@@ -39,6 +40,7 @@ from oncemore.log.record import (
 )
 from oncemore.log.store import Conflict, EntryWrite, HeadIndex
 from oncemore.policy.canonical_json import LARGEST_INTEGER
+from oncemore.schedules.record import ScheduleRecord
 
 if TYPE_CHECKING:
     from oncemore.log.encryption import BodyCipher
@@ -280,6 +282,11 @@ def build_index(state: Entity) -> HeadIndex:
         return HeadIndex("secret", state.state)
     if type(state) is RecordedPolicy:
         return HeadIndex("policy", state.state, None, state.name)
+    if type(state) is ScheduleRecord:
+        return HeadIndex("schedule", state.state, state.next_tick, state.step)
+    if type(state) is QueueSlot:
+        # The due column holds the number, so that the slots of one queue are found by an index.
+        return HeadIndex("queue", state.state, float(state.number), state.queue)
     assert type(state) is ArtifactRecord
     # The due column holds the creation time, so that listing artifacts by time reads no bodies.
     return HeadIndex("artifact", state.state, state.created_at, state.step)

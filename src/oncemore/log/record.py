@@ -19,7 +19,9 @@ from __future__ import annotations
 from oncemore._values import Value, make
 from oncemore.control.model import Approval, SwitchBoard
 from oncemore.limits.cooldown_rules import ResourceRecord
+from oncemore.limits.queue_rules import QueueSlot
 from oncemore.policy.model import check_transition
+from oncemore.schedules.record import ScheduleRecord
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
     WorkflowMark = Literal["JOURNAL", "SIGNAL"]
     EventMark = Literal["SENDING", "DELIVERED", "DEAD"]
     OtherMark = Literal["MAINTENANCE", "LEASE", "JOB", "RESOURCE", "BREAKER", "QUOTA", "SECRET", "POLICY"]
-    Mark = StateMark | RunMark | WorkflowMark | EventMark | OtherMark | Literal["CONTROL", "APPROVAL"]
+    EntityMark = Literal["CONTROL", "APPROVAL", "SCHEDULE", "QUEUE"]
+    Mark = StateMark | RunMark | WorkflowMark | EventMark | OtherMark | EntityMark
     State_ = TypeVar("State_", bound="Entity")
 
 #: Number of the stored format; it is part of every header and head.
@@ -66,6 +69,8 @@ class RunRecord(Value):
                          0: not known
     crash_count          attempts of this run that were lost with their process
     max_crashes          limit of crash_count; 0: lost and interrupted attempts stay in attempt_count
+    traceparent          trace context (W3C) of the process that opened the run; empty: it had no tracing
+    last_traceparent     the same of the last process that claimed it, if that is another trace
     """
 
     state: State = "PENDING"
@@ -104,6 +109,8 @@ class RunRecord(Value):
     expected_duration_s: float = 0.0
     crash_count: int = 0
     max_crashes: int = 0
+    traceparent: str = ""
+    last_traceparent: str = ""
 
 
 class WorkerRecord(Value):
@@ -324,6 +331,8 @@ Entity = (
     | Approval
     | StoreSecret
     | RecordedPolicy
+    | ScheduleRecord
+    | QueueSlot
 )
 #: All kinds of records.
 KINDS: Final[tuple[type[Any], ...]] = Entity.__args__

@@ -173,13 +173,8 @@ def _make_error_outcome(step: ProgramStep, error: Error) -> ExecOutcome:
         outcome = ExecOutcome(
             _exit_code_of_error(error, run), "oncemore", due_at=getattr(error, "until", None)
         )
-    return _add_run_facts(
-        step,
-        run,
-        outcome._replace(
-            message=_format_message(error, step, program), hint=_format_hint(error, step, program)
-        ),
-    )
+    message, hint = _format_message(error, step, program), _format_hint(error, step, program)
+    return _add_run_facts(step, run, outcome._replace(message=message, hint=hint))
 
 
 def _format_message(error: Error, step: ProgramStep, program: dict[str, Any] | None) -> str:
@@ -235,7 +230,7 @@ def _exit_code_of_failure(error: Error, run: Any) -> int:
     return EXIT_LOST
 
 
-def _format_hint(error: Error, step: Any, program: dict[str, Any] | None) -> str:
+def _format_hint(error: Error, step: ProgramStep, program: dict[str, Any] | None) -> str:
     if isinstance(error, OutcomeUnknown):
         unlisted = program is not None and not program["ended_by"]
         text = (

@@ -129,9 +129,9 @@ def order_by_arguments(
 
 def order_by_run(engine: Engine, verb: str, address: str, run: str, **options: Any) -> Run[Any]:
     """Call a method of a step for a recorded run, with its arguments, tenant and correlation id."""
-    from oncemore.log.tagged_json import untag_value
     from oncemore.queries.run_timeline import load_timeline
     from oncemore.queries.runs import find_run
+    from oncemore.steps.decorator import decode_arguments
 
     timeline = load_timeline(engine.store, find_run(engine.store, run))
     row, steps = timeline.row, import_steps([address])
@@ -139,8 +139,8 @@ def order_by_run(engine: Engine, verb: str, address: str, run: str, **options: A
         raise UsageError(f"{row.run_id} is a run of {row.step}; {address} has {', '.join(sorted(steps))}")
     if not isinstance(timeline.arguments, dict):
         raise UsageError(f"{row.run_id}: its arguments are not recorded; give the step and its arguments")
-    arguments = {name: untag_value(value) for name, value in timeline.arguments.items()}
     step = steps[row.step].bind(engine)
+    arguments = decode_arguments(step, timeline.arguments)
     actor, correlation_id = resolve_actor(options.pop("by")), row.correlation_id or None
     with context(actor=actor, tenant=row.tenant or None, correlation_id=correlation_id):
         # The code may have changed since. Another key would be other work than the operator has named.

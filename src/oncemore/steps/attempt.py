@@ -16,7 +16,7 @@ from msgspec.json import encode
 from oncemore.artifacts.artifact import make_label, reference_to_artifact, tag_artifact
 from oncemore.errors import LeaseLost, PolicyViolation, UsageError
 from oncemore.log.record import ArtifactRecord, EventRecord
-from oncemore.log.tagged_json import TaggedEncoder
+from oncemore.log.tagged_json import EVENT_ENCODER, TaggedEncoder
 from oncemore.policy.canonical_json import make_event_id, run_seed
 from oncemore.retries.deadlines import time_remaining
 from oncemore.steps.call import PreparedCall
@@ -132,7 +132,8 @@ class Attempt:
             raise UsageError(
                 f"{self.step} emits more than {MOST_EVENTS} events; publish one that sums them up"
             )
-        run, ordinal, plain = self.head.record, len(self.events), tag_value(payload)
+        run, ordinal = self.head.record, len(self.events)
+        plain = EVENT_ENCODER.tag_value(payload, "the value")
         self._check_no_outer_key(topic, plain)
         event = EventRecord(
             state="PENDING",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from oncemore.log.store import Store
     from oncemore.steps.engine import Engine
     from oncemore.steps.lease import WorkerIdentity
+    from oncemore.steps.observers import CallTrace
     from oncemore.steps.ops import AttemptTerms
     from oncemore.steps.plan import StepPlan
 
@@ -64,6 +65,7 @@ class PreparedCall(Struct, eq=False):
     write_count      the number of entries that the call has appended
     own_arguments    the caller's arguments, while `args` and `kwargs` are those of a recorded run
     recorded         run id and recorded arguments, as they were read last
+    trace            the trace of the call, from its first attempt on, if the process has tracing
     """
 
     entity: str
@@ -95,6 +97,7 @@ class PreparedCall(Struct, eq=False):
     write_count: int = 0
     own_arguments: Arguments | None = None
     recorded: tuple[str, dict[str, Any]] | None = None
+    trace: CallTrace | None = None
 
     @classmethod
     def for_decision(cls, engine: Engine) -> PreparedCall:
@@ -139,6 +142,12 @@ class PreparedCall(Struct, eq=False):
             self.worker.remove_attempt(RESERVED)
             if self.worker.retired:
                 self.engine.leases.close_retired_worker(self.worker)
+
+    def end_trace(self, error: BaseException | None) -> None:
+        """End the trace of the call; a decision and the call after it each have their own."""
+        if self.trace is not None:
+            trace, self.trace = self.trace, None
+            trace.end_call(error)
 
     def keep_if_closed(self, error: BaseException | None, answer: Any) -> None:
         """Keep the result of an operation if its coroutine is being closed.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncemore.control.model import APPROVAL_NEEDED
+from oncemore.events import ConfigDrifted
 from oncemore.limits import budget_step, cooldown_step
 from oncemore.log.record import RecordChange
 from oncemore.policy.closing import OUTCOME_UNKNOWN, close_run
@@ -72,7 +73,8 @@ def _on_complete(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: floa
             return transitions.allow_new_run(plan, call, head, now)
         if action == "fail":
             return EndCall(None, refusals.config_changed(plan, call))
-        yield NotifyListeners("config_drift", head)
+        fields = (run.run_id, run.tenant, run.correlation_id, run.policy, run.cfg_hash)
+        yield NotifyListeners(ConfigDrifted(run.step, call.key, *fields))
     if plan.artifact:
         check = yield CheckArtifact(call.entity, run.cfg_hash, plan.artifact)
         # A pure step computes a missing artifact again; an altered one is held by the new run's own check.

@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncemore._values import make
-from oncemore.limits import breaker_step, cooldown_step
+from oncemore.limits import breaker_step, cooldown_step, queue_step
 from oncemore.log.entry_codec import is_plain_result
 from oncemore.log.store import JoinedWriteFailed
 from oncemore.policy.closing import close_run
@@ -89,7 +89,7 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
             continued = None if ready.record is None else ready
             terms = yield make(ReserveWorker, (plan.policy_name, plan.policy, plan.policy_source, continued))
             breaker_pass: Any = None
-            if plan.artifact or plan.breaker is not None or plan.rate is not None:
+            if plan.artifact or not (plan.breaker is None and plan.rate is None and plan.queue is None):
                 limits = yield from _pass_limits(plan, call, terms, ready, now)
                 if limits is None:
                     call.took_part = True
@@ -142,23 +142,35 @@ def _end_without_attempt(plan: StepPlan, end: EndCall) -> Script:
 
 
 def _pass_limits(
-    plan: StepPlan, call: PreparedCall, terms: AttemptTerms, head: LoadedHead, now: float
+    plan: StepPlan, call: PreparedCall, terms: AttemptTerms, head: LoadedHead, now: Any
 ) -> Script:
-    """Check the artifact, the breaker and the rate limit.
+    """Check the artifact, the queue, the breaker and the rate limit.
 
-    Return the breaker's pass, the time, and the end of the call if a limit ends it; or None if the run was
-    completed from its artifact, or deferred.
+    Return the pass of the breaker and the queue, the time, and the end of the call if a limit ends it; or
+    None if the run was completed from its artifact, or deferred.
     """
     if plan.artifact and (yield from admission.complete_from_artifact(plan, call, terms, head, now)):
         return None
-    breaker_pass = end = None
+    breaker_pass: Any = None
+    slot = end = None
+    if plan.queue is not None:
+        slot = yield from queue_step.wait_for_slot(plan, call, terms, head, now)
+        if slot is None or type(slot) is EndCall:
+            return slot and (None, now, slot)
+        now = yield NOW
     if plan.breaker is not None:
         breaker_pass = yield from admission.pass_breaker(plan, call, terms, head, now)
         if breaker_pass is None:
             return None
     if plan.rate is not None:
         now, end = yield from admission.wait_for_rate(plan, call, terms, head, now)
-    return None if now is None else (breaker_pass, now, end)
+        if now is None:
+            return None
+    if plan.queue is not None and end is None:
+        breaker_pass = yield from queue_step.pass_queue(plan, slot, breaker_pass)
+        if breaker_pass is None:
+            return None
+    return breaker_pass, now, end
 
 
 # The outcome of an attempt --------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from oncemore._values import Value
 from oncemore.control.model import Approval, SwitchBoard
 from oncemore.errors import IllegalTransition, StoreError
 from oncemore.limits.cooldown_rules import ResourceRecord
+from oncemore.limits.queue_rules import QueueSlot
 from oncemore.log.entry_codec import decode_header, hash_entry, read_body
 from oncemore.log.record import (
     NOWHERE,
@@ -29,6 +30,7 @@ from oncemore.log.record import (
     apply_header,
 )
 from oncemore.policy.canonical_json import run_seed
+from oncemore.schedules.record import ScheduleRecord
 from oncemore.workflows.journal import describe_records
 
 if TYPE_CHECKING:
@@ -53,6 +55,8 @@ KINDS: dict[str, Any] = {
     "resource": ResourceRecord,
     "secret": StoreSecret,
     "policy": RecordedPolicy,
+    "schedule": ScheduleRecord,
+    "queue": QueueSlot,
 }
 #: The name of a mark in an export (WAL-4).
 RECORDS = {

@@ -21,9 +21,11 @@ CommitTransaction(head, …)  commit the user's own transaction              →
 SpillResult(head, encoded)  store a large result as an artifact            → reference, or None
 FetchResult(spilled)        read such a result, verified                   → Raw, or the error
 AskReconcile(head)          call the step's `reconcile` function           → ReconcileAnswer
+FindQueueSlot(queue)        a free slot of the step's queue                → FreeSlot, or None: all taken
 SleepSeconds(seconds)       wait                                           → None
 WatchEntity(entity, …)      wait until the entity changes                  → None
-NotifyListeners(event, …)   call the listeners of the engine               → None
+WatchLog(seconds)           wait until the log grows                       → None
+NotifyListeners(event)      call the listeners of engine and process       → None
 
 A script returns an `EndCall`: the value of the call, or its error. `steps.perform` performs the operations.
 """
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
     from oncemore.artifacts.artifact import Artifact
     from oncemore.control.model import Approval
+    from oncemore.events import ProcessEvent
     from oncemore.log.record import ArtifactRecord, EventRecord, RecordChange
     from oncemore.log.store import StoreTransaction
     from oncemore.policy.policy import Policy
@@ -59,6 +62,7 @@ class AttemptTerms(NamedTuple):
     withheld  arguments that the log does not store: only a caller that has them can make another attempt
     parent    the key of the run whose function made the call; empty if there is none
     is_workflow   whether the function is a workflow
+    traceparent  the trace context of this process, if it has tracing
     """
 
     worker: str
@@ -76,6 +80,7 @@ class AttemptTerms(NamedTuple):
     withheld: tuple[str, ...] = ()
     parent: str = ""
     is_workflow: bool = False
+    traceparent: str = ""
 
 
 class LoadHead(NamedTuple):
@@ -368,11 +373,16 @@ class WatchEntity(NamedTuple):
     seconds: float
 
 
-class NotifyListeners(NamedTuple):
-    """Call the listeners of the engine."""
+class WatchLog(NamedTuple):
+    """Wait until any entity has another version."""
 
-    event: str
-    head: LoadedHead
+    seconds: float
+
+
+class NotifyListeners(NamedTuple):
+    """Call the listeners of the engine and of the process with an event (`oncemore.events`)."""
+
+    event: ProcessEvent
 
 
 class EndCall(NamedTuple):

@@ -16,7 +16,9 @@ from oncemore.errors import UsageError
 from oncemore.limits.cooldown_rules import Cooldown, resource_of, schedule_for
 from oncemore.limits.cooldown_step import CooldownCall
 from oncemore.limits.declarations import resolve_breaker, resolve_rate
+from oncemore.limits.queue_rules import MAX_CONCURRENCY, StepQueue
 from oncemore.limits.shared_breaker import breaker_entity
+from oncemore.log.result_codec import ResultCodec
 from oncemore.policy.canonical_json import normalize_name
 from oncemore.policy.model import EFFECTS, Failure
 from oncemore.policy.policy import Policy, StepSettings
@@ -47,7 +49,8 @@ OPTION_DEFAULTS: dict[str, Any] = {
     "wait": None, "timeout": None, "isolate": None, "total_timeout": None, "max_crashes": None,
     "if_running": "wait", "not_applied": (), "reconcile": None, "provider": None, "breaker": None,
     "rate": None, "budget": None, "dataset": None, "priority": None, "retain_for": None, "artifact": None,
-    "cooldown": None, "requires_approval": False, "pipeline": None,
+    "cooldown": None, "requires_approval": False, "pipeline": None, "queue": None,
+    "concurrency": None,
 }  # fmt: skip
 
 
@@ -57,11 +60,13 @@ class StepOptions:
     keys       computes the keys of calls
     arguments  reads the arguments of recorded calls
     dataset, provider   the option as given: a name, a function of the arguments, or None
+    schedules  the schedules that `oncemore.schedule` has added
     """
 
     def __init__(self, function: Callable[..., Any], **arguments: Any) -> None:
         options = {**OPTION_DEFAULTS, **arguments}
         self.function = function
+        self.schedules: tuple[Any, ...] = ()
         self.colour = check_function(function)
         self.name = _step_name(function, options["name"])
         self.aliases = _check_aliases(self.name, options["aliases"])
@@ -122,6 +127,7 @@ class StepOptions:
         self._provider_rules = settings.breaker if has_own else None
         #: Whether each provider has its own breaker (BREAK-1) or rate limit.
         self.limits_each_provider = self._provider_rules is not None or self._rate is not None
+        self.queue = _resolve_queue(self.name, options["queue"], options["concurrency"])
         self.cooldown, self._schedules = _resolve_cooldown(self.name, options, self.effect)
         if self.cooldown is not None:
             # Only the end of the cooldown decides when failed work may run again.
@@ -171,10 +177,11 @@ class StepOptions:
         fingerprint = partial(_error_fingerprint, provider, self.name)
         return CooldownCall(resource, self.name, provider, schedule, fingerprint)
 
-    def return_annotation(self) -> Any:
-        """Return the annotation of the function's result, or None."""
-        annotation = hints_of(self.function).get("return")
-        return None if annotation is type(None) or isinstance(annotation, str) else annotation
+    def make_result_codec(self) -> ResultCodec:
+        """Return the codec of the function's results, by its return annotation."""
+        namespace = self.keys.codecs.local_types
+        annotation = hints_of(self.function, namespace=namespace).get("return")
+        return ResultCodec(None if annotation is type(None) else annotation, namespace)
 
 
 def _evaluate_name(option: Any, args: Args, kwargs: Kwargs) -> str:
@@ -274,6 +281,21 @@ def _resolve_cooldown(
 
         return cooldown, loader.load_cooldowns(policy)
     return cooldown, None
+
+
+def _resolve_queue(name: str, queue: Any, concurrency: Any) -> StepQueue | None:
+    """Return the queue of a step; its name and its concurrency are given together."""
+    if queue is None and concurrency is None:
+        return None
+    if queue is None or concurrency is None:
+        raise UsageError(
+            f"{name} has queue={queue!r} and concurrency={concurrency!r}; give both: the name of the queue, "
+            "and how many of its attempts may run at once"
+        )
+    is_number = isinstance(concurrency, int) and not isinstance(concurrency, bool)
+    if not is_number or not 1 <= concurrency <= MAX_CONCURRENCY:
+        raise UsageError(f"concurrency of {name} is {concurrency!r}; it takes 1 to {MAX_CONCURRENCY}")
+    return StepQueue(normalize_name(_check_text("queue", queue)), concurrency)
 
 
 def _error_fingerprint(provider: str, step: str, error: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from oncemore.artifacts.artifact import CURRENT_READER, Artifact
 from oncemore.audit.error_record import error_to_record
 from oncemore.classifiers.classify import classify, ensure_plugins_loaded
 from oncemore.errors import CircuitOpen, CoolingDown, Deferred, Error, InProgress, SignalTimeout, StoreError
-from oncemore.log import entry_codec, result_codec
+from oncemore.log import entry_codec
 from oncemore.log.tagged_json import NotEncodable
 from oncemore.policy.model import Failure
 from oncemore.policy.policy import ESCALATION, policy_name
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from oncemore.limits.breaker_rules import BreakerRules
     from oncemore.limits.budget import TokenBucket
     from oncemore.limits.cooldown_step import CooldownCall
+    from oncemore.limits.queue_rules import StepQueue
     from oncemore.limits.rate_rules import RateLimit
     from oncemore.policy.model import Effect
     from oncemore.policy.policy import Policy
@@ -117,6 +118,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     obeys_switches     whether switches stop the step; False for the steps that turn switches
     pipeline           the pipeline of the step; empty if there is none
     breaker, rate, budget   the limits of its provider and of its retries, if there are any
+    queue              the queue of the step, if there is one
     cooldown           the resource of this call and its cooldown, if there is one
     lease              length and heartbeat interval of its runs' lease, where a policy sets them
     policy_source      the address of the policy's file; empty for a policy made in code
@@ -153,6 +155,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     policy_name: str = ""
     policy_source: str = ""
     quarantines: bool = False
+    queue: StepQueue | None = None
     rate: StepRate | None = None
     recall_arguments: Callable[[dict[str, Any], tuple[Any, ...], dict[str, Any]], Arguments] | None = None
     reconcile: Callable[..., Any] | None = None
@@ -215,6 +218,7 @@ def build_plan(options: StepOptions, engine: Engine) -> StepPlan:
         pipeline=options.pipeline,
         breaker=options.fixed_breaker,
         budget=options.retry_budget,
+        queue=options.queue,
         lease=options.lease,
     )
 
@@ -223,7 +227,7 @@ def _make_result_codec(
     options: StepOptions, artifact_store: ArtifactStore
 ) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """Return the encoder and the decoder of a step's results; decoded artifacts know their store."""
-    annotation, artifact = options.return_annotation(), options.artifact
+    codec, artifact = options.make_result_codec(), options.artifact
 
     def encode(value: Any) -> Any:
         if artifact and (type(value) is not Artifact or value.name != artifact):
@@ -232,7 +236,7 @@ def _make_result_codec(
             )
         if entry_codec.is_plain_result(value):
             return value
-        return result_codec.encode_result(value, annotation)
+        return codec.encode(value)
 
     def decode(plain: Any) -> Any:
         if type(plain) in entry_codec.PLAIN_TYPES:
@@ -240,7 +244,7 @@ def _make_result_codec(
         # Artifacts in the value read their content from this store.
         token = CURRENT_READER.set(artifact_store)
         try:
-            return result_codec.result_value(plain, annotation)
+            return codec.decode(plain)
         finally:
             CURRENT_READER.reset(token)
 

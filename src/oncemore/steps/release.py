@@ -22,6 +22,7 @@ from oncemore.log.record import RecordChange
 from oncemore.log.store import Batch, Stored
 from oncemore.policy.closing import INTERRUPTED, close_run, closing_proof, count_lost_attempt
 from oncemore.steps import refusals
+from oncemore.steps.observers import report_change
 from oncemore.steps.transitions import end_attempt
 
 if TYPE_CHECKING:
@@ -57,4 +58,7 @@ def _release_attempt(engine: Engine, entity: str, fence: int) -> bool:
     change = RecordChange(("SOFT_FAIL",), run, after, body)
     write = build_write(entity, head.version, head.hash, change, now, engine.cipher)
     # A conflict means that the attempt has just ended by itself, which is better.
-    return isinstance(engine.store.append(Batch((write,), {}, sync=True)).wait(), Stored)
+    is_stored = isinstance(engine.store.append(Batch((write,), {}, sync=True)).wait(), Stored)
+    if is_stored:
+        report_change(engine, entity, change, now)
+    return is_stored

@@ -23,6 +23,7 @@ from oncemore.errors import (
     StoreError,
     UsageError,
 )
+from oncemore.log.annotations import annotations_of
 from oncemore.log.entry_codec import load_head, new_uuid7
 from oncemore.log.record import NOWHERE, LoadedHead
 from oncemore.open_engine import find_engine
@@ -43,7 +44,7 @@ from oncemore.steps.ops import AttemptTerms
 from oncemore.steps.perform import run_call, run_call_async
 from oncemore.steps.plan import StepPlan, build_plan, describe_and_throttle
 from oncemore.steps.run import Run
-from oncemore.steps.signature import annotations_of, mark_coroutine_function
+from oncemore.steps.signature import mark_coroutine_function
 from oncemore.steps.stored_failure import find_outer_start
 from oncemore.workers.poll import ResumedCall
 

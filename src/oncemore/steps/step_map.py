@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from oncemore.policy.model import Failure
     from oncemore.retries.options import Seconds
-    from oncemore.steps.decorator import Step
     from oncemore.steps.engine import Engine
+    from oncemore.steps.step import StepCalls
     from oncemore.workers.item_result import ItemCaller, ItemNotes
     from oncemore.workers.map_items import MapItem
 
-    AnyStep = Step[..., Any]
+    AnyStep = StepCalls[..., Any]
 
 MAX_CONCURRENCY = 1000
 #: How often an item may be lost besides its attempts: its process died before an attempt was recorded.

@@ -47,7 +47,6 @@ _NO_RUN = RunRecord()
 
 # Attempts -------------------------------------------------------------------------------------------
 
-
 _POSITIONS = FIELD_POSITIONS[RunRecord]
 _STATE, _EFFECT, _WORKER = _POSITIONS["state"], _POSITIONS["effect"], _POSITIONS["worker"]
 _FENCE, _ATTEMPT, _ATTEMPT_COUNT = _POSITIONS["fence"], _POSITIONS["attempt"], _POSITIONS["attempt_count"]
@@ -172,6 +171,7 @@ def new_run(
         "priority": terms.priority,
         "retain_s": terms.retain_s,
         "provider": terms.provider,
+        "traceparent": terms.traceparent,
     }
     values: list[Any] = list(_NO_RUN)
     for name in fields:
@@ -217,6 +217,8 @@ def build_claim(
     if approval is not None:
         body = {**body, "approval": approval._asdict()}
     after = begin_attempt(run, plan.effect, terms.worker, now)
+    if terms.traceparent not in ("", run.traceparent, run.last_traceparent):
+        after = after._replace(last_traceparent=terms.traceparent)
     return make(RecordChange, ((*opening, "RUNNING", "INTENT"), record, after, body))
 
 
