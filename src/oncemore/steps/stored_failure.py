@@ -20,6 +20,7 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 from oncemore._redact import describe_value, hide_credentials
+from oncemore.errors import Cancelled
 from oncemore.steps import refusals
 from oncemore.steps.signature import module_of
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from oncemore.log.record import LoadedHead, RunRecord
-    from oncemore.steps.attempt import RunningAttempt
     from oncemore.steps.call import PreparedCall
     from oncemore.steps.plan import StepPlan
 
@@ -35,17 +35,6 @@ if TYPE_CHECKING:
 MAX_ARGUMENT_LENGTH = 60
 #: Stands for a value that the log does not store.
 _OPEN = object()
-
-
-def find_outer_start(attempt: RunningAttempt | None) -> float:
-    """Return when the oldest run around a call was created; 0 if the call is not made inside a run."""
-    starts = []
-    while attempt is not None:
-        # A task may outlive the attempt that started it; then it is a caller of its own.
-        if not attempt.over:
-            starts.append(attempt.head.record.created_at)
-        attempt = attempt.parent
-    return min(starts, default=0.0)
 
 
 def begins_new_run(plan: StepPlan, call: PreparedCall, run: RunRecord, failed_at: float) -> bool:
@@ -72,6 +61,9 @@ def build_stored_failure(
 ) -> Exception:
     """Return the error of a failure that was recorded before this call."""
     failure = refusals.run_failed(plan, head, None, record)
+    # Its message says already that a person ended the run, and how to begin a new one.
+    if isinstance(failure, Cancelled):
+        return failure
     since = f"This failure is stored since {refusals.format_utc(failed_at)}, and nothing was run now"
     ways = ", or ".join(_list_ways(plan, call, head.record.run_id))
     text = f"{failure.args[0]}. {since}{f'; to run it again: {ways}' if ways else ''}"
