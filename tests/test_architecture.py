@@ -38,7 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("limits", "artifacts"),
     ("retries", "steps"),
     (
-        *("backoff", "control", "http", "inbox", "jitter", "maintenance", "messaging"),
+        *("backoff", "control", "governance", "http", "inbox", "jitter", "maintenance", "messaging"),
         *("open_engine", "outbox", "workers"),
     ),
     (PACKAGE,),
