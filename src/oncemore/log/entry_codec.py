@@ -25,6 +25,7 @@ from oncemore.log.record import (
     FORMAT,
     NEW,
     NOWHERE,
+    AcceptedPolicy,
     ArtifactRecord,
     BreakerRecord,
     EventRecord,
@@ -278,6 +279,8 @@ def build_index(state: Entity) -> HeadIndex:
         return HeadIndex("secret", state.state)
     if type(state) is RecordedPolicy:
         return HeadIndex("policy", state.state, None, state.name)
+    if type(state) is AcceptedPolicy:
+        return HeadIndex("accepted", state.state, None, state.name)
     assert type(state) is ArtifactRecord
     # The due column holds the creation time, so that listing artifacts by time reads no bodies.
     return HeadIndex("artifact", state.state, state.created_at, state.step)

@@ -16,6 +16,7 @@ from oncemore.limits.cooldown_rules import ResourceRecord
 from oncemore.log.entry_codec import decode_header, hash_entry, read_body
 from oncemore.log.record import (
     NOWHERE,
+    AcceptedPolicy,
     ArtifactRecord,
     BreakerRecord,
     EventRecord,
@@ -52,6 +53,7 @@ KINDS: dict[str, Any] = {
     "resource": ResourceRecord,
     "secret": StoreSecret,
     "policy": RecordedPolicy,
+    "accepted": AcceptedPolicy,
 }
 #: The name of a mark in an export (WAL-4).
 RECORDS = {

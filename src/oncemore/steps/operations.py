@@ -110,6 +110,8 @@ def _poll_intervals(call: PreparedCall, op: WatchEntity) -> Generator[float, Non
 def prepare_submission(call: PreparedCall, op: PrepareSubmission) -> AttemptTerms:
     """Return the terms of a run that a worker will make, and record its policy."""
     terms = call.make_terms(call, "", call.engine.now())
+    if call.plan.governed_profile is not None:
+        call.engine.policies.accept_profile(call.engine, call.plan.governed_profile)
     # Before the run: the worker that makes it may not have the file of the policy.
     call.engine.policies.record_policy(call.engine, *op)
     return terms

@@ -86,6 +86,8 @@ def _end_call(call: PreparedCall, end: EndCall) -> Any:
     """Return the value of a call, or raise its error; an interruption takes precedence."""
     if call.has_reservation:
         call.release_worker()
+    if call.plan.governed_profile is not None:
+        call.engine.policies.accept_profile(call.engine, call.plan.governed_profile)
     error = call.interrupt or end.error
     if error is None:
         return end.value
@@ -146,6 +148,8 @@ def reserve_worker(call: PreparedCall, op: ReserveWorker) -> AttemptTerms:
     """Reserve a worker of this process with enough lease for the attempt, and return the terms."""
     if call.has_reservation:
         call.release_worker()
+    if call.plan.governed_profile is not None:
+        call.engine.policies.accept_profile(call.engine, call.plan.governed_profile)
     if op.head is not None:
         call.load_arguments(op.head)
     engine, lease = call.engine, call.plan.lease

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from oncemore.log.record import RunRecord
+    from oncemore.policy.files.loaded import Profile
     from oncemore.policy.policy import Policy
     from oncemore.steps.engine import Engine
     from oncemore.steps.plan import StepPlan
@@ -42,6 +43,19 @@ class RecordedPolicies:
 
     def __init__(self) -> None:
         self.known: dict[str, Policy] = {}
+        #: The governed profiles that the store has accepted from this engine.
+        self._accepted: set[Profile] = set()
+
+    def accept_profile(self, engine: Engine, profile: Profile) -> None:
+        """Compare a governed profile with the versions that the store remembers, once per engine.
+
+        `PolicyError` refuses an older version, and a changed content under the same version.
+        """
+        if profile not in self._accepted:
+            from oncemore.governance.accepted_policies import accept_policy
+
+            accept_policy(engine, profile)
+            self._accepted.add(profile)
 
     def record_policy(self, engine: Engine, name: str, policy: Policy, source: str = "") -> None:
         """Write a policy into the log unless the log has it.
