@@ -239,6 +239,6 @@ def _describe_need(trust: PolicyTrust) -> str:
             "setting policy_signers (ONCEMORE_POLICY_SIGNERS)"
         )
     names = ", ".join(map(str, trust.signers)) or "no key"
-    keys = "key" if trust.threshold == 1 else "different keys"
+    keys = "trusted key" if trust.threshold == 1 else "different trusted keys"
     where = Path(trust.source).name if trust.source else "the settings"
-    return f"needed: {trust.threshold} trusted {keys} of {where}: {names}"
+    return f"needed: {trust.threshold} {keys} of {where}: {names}"
