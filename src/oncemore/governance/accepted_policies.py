@@ -66,7 +66,7 @@ def check_accepted(accepted: AcceptedPolicy | None, profile: Profile) -> None:
     if accepted is None:
         return
     old, new = parse_version(accepted.version), parse_version(profile.version)
-    # Governed files have versions with numbers; the loader refuses all others.
+    # Governed files have versions with numbers; the loader refuses every other file.
     assert old is not None
     assert new is not None
     since = datetime.fromtimestamp(accepted.accepted_at, UTC).date().isoformat()

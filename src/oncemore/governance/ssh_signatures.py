@@ -90,7 +90,7 @@ class _BlobReader:
         self.rest, self._where = data, where
 
     def read_exactly(self, expected: bytes, fault: str) -> None:
-        """Consume the expected bytes; `UsageError` with the fault if others follow."""
+        """Consume the expected bytes; `UsageError` with the fault if there are other bytes."""
         if not self.rest.startswith(expected):
             raise UsageError(f"{self._where} is not an SSH signature: {fault}")
         self.rest = self.rest[len(expected) :]

@@ -86,8 +86,6 @@ def _end_call(call: PreparedCall, end: EndCall) -> Any:
     """Return the value of a call, or raise its error; an interruption takes precedence."""
     if call.has_reservation:
         call.release_worker()
-    if call.plan.governed_profile is not None:
-        call.engine.policies.accept_profile(call.engine, call.plan.governed_profile)
     error = call.interrupt or end.error
     if error is None:
         return end.value
