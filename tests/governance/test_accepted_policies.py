@@ -260,7 +260,7 @@ def test_a_waiting_run_keeps_its_policy_over_an_upgrade(
 
         return work
 
-    with FakeClock() as clock:
+    with FakeClock():
         make().submit()
         write_policy(policy_signers, "2.0", attempts=5)
         run = make().run()
