@@ -67,7 +67,7 @@ def verify_bundle(bundle: bytes, data: bytes, trust: SigstoreTrust, where: str) 
     except ImportError as error:
         raise MissingExtra("a Sigstore bundle needs sigstore: pip install 'oncemore[sigstore]'") from error
 
-    # Read here as well, because the trust in the file must be checked on the bytes that are used.
+    # The package reads the file by its path, so all that can be checked is who could change it.
     _read_trusted(trust.trusted_root)
     try:
         verifier = Verifier(trusted_root=TrustedRoot.from_file(str(trust.trusted_root)))
