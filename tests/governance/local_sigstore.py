@@ -129,8 +129,9 @@ class LocalSigstore:
             b"\x04" + (bytes((len(listed),)) if len(listed) < 128 else bytes((0x81, len(listed)))) + listed
         )
         usage = x509.KeyUsage(
-            digital_signature=True, content_commitment=False, key_encipherment=False, data_encipherment=False,
-            key_agreement=False, key_cert_sign=False, crl_sign=False, encipher_only=False, decipher_only=False,
+            digital_signature=True, content_commitment=False, key_encipherment=False,
+            data_encipherment=False, key_agreement=False, key_cert_sign=False, crl_sign=False,
+            encipher_only=False, decipher_only=False,
         )  # fmt: skip
         text = issuer.encode()
         return (

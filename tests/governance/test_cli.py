@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -187,3 +190,25 @@ def test_the_list_shows_who_signed(policy_signers: PolicySigners, monkeypatch: p
     Path("mine.yaml").write_text(POLICY + "# changed\n")
     assert "refused mine.yaml" in Ran("policy", "list").words
     assert json.loads(Ran("policy", "list", "--json").out)
+
+
+def test_the_commands_of_the_how_to_run_as_they_are_printed() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "sign-policies.md"
+    script = "\n".join(re.findall(r"(?ms)^```sh\n(.*?)^```", page.read_text(encoding="utf-8")))
+    Path("mine.yaml").unlink()
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", "-e", "-c", script],
+        env={**os.environ, "PATH": path, "ONCEMORE_KEY_PASSPHRASE": "of the test", "PYTHONUTF8": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert 'Good "oncemore-policy" signature for data-steward' in done.stdout
+    assert "max_attempts changed (4 → 3) and the version is still retry-loop-v1.0" in done.stdout
+    assert (
+        done.stdout.rstrip()
+        .splitlines()[-1]
+        .startswith("policies/mine.yaml: valid: mine retry-loop-v1.1 signed by data-steward (SHA256:")
+    )

@@ -17,8 +17,6 @@ from oncemore.policy import files
 from tests.cli.test_cli_policy import Ran
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.governance.local_sigstore import LocalSigstore
     from tests.signed_policies import PolicySigners
 
@@ -37,7 +35,7 @@ def sigstore() -> LocalSigstore:
 
 
 @pytest.fixture(autouse=True)
-def _configured(sigstore: LocalSigstore, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _configured(sigstore: LocalSigstore, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("mine.yaml").write_bytes(POLICY)
     Path("trusted_root.json").write_text(sigstore.trusted_root())
     Path("sigstore.toml").write_text(TRUST)
@@ -48,7 +46,6 @@ def _configured(sigstore: LocalSigstore, monkeypatch: pytest.MonkeyPatch) -> Ite
 
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    yield
 
 
 def write_bundle(bundle: Any) -> None:

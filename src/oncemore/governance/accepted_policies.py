@@ -49,6 +49,7 @@ def accept_policy(engine: Engine, profile: Profile) -> None:
             head = load_head(engine.store, entity, engine.cipher, AcceptedPolicy)
             before: AcceptedPolicy | None = head.record
             check_accepted(before, profile)
+            # The same version with the same content: nothing new to remember.
             if before is not None and before.version == profile.version:
                 return
             now = engine.now()
@@ -80,7 +81,7 @@ def check_accepted(accepted: AcceptedPolicy | None, profile: Profile) -> None:
     if new > old or profile.signature == VERIFIED:
         return
     changes = find_content_changes(accepted.content, list_content(profile))
-    # The same bytes can differ only in what a newer package adds or reads otherwise.
+    # The same bytes can differ only in fields that a newer package adds.
     if accepted.digest == profile.digest:
         changes = tuple(change for change in changes if change.field in accepted.content)
     if changes:
@@ -104,7 +105,7 @@ def _make_record(profile: Profile, now: float) -> AcceptedPolicy:
 
 
 def _describe_change(before: AcceptedPolicy | None, profile: Profile) -> dict[str, Any]:
-    """Return the body of the entry: what changed, who signed it, and why (VER-4)."""
+    """Return the body of the entry: versions, digests, signers, reviewer and reason (VER-4)."""
     from oncemore.maintenance.tasks import resolve_actor
 
     decision = {

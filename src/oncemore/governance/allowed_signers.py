@@ -38,7 +38,7 @@ _TIME = re.compile(r"(\d{4})(\d{2})(\d{2})(?:(\d{2})(\d{2})(\d{2})?)?(Z?)")
 
 
 class TrustedSigner(NamedTuple):
-    """A trusted key with its principal and the time, in POSIX seconds, in which it is valid."""
+    """A trusted key with its principal and the limits of its validity, in POSIX seconds."""
 
     principal: str
     key: VerifyKey
@@ -107,6 +107,7 @@ def _parse_line(text: str, where: str, namespace: str) -> TrustedSigner | None:
             f"{where}: is not understood; a line is: PRINCIPAL "
             f'namespaces="{POLICY_NAMESPACE}" ssh-ed25519 AAAA… (without patterns and lists of principals)'
         )
+    # An unknown option may restrict the key, so that ignoring it would trust the key too far.
     options: dict[str, str] = {}
     for name, value in _OPTION.findall(match["options"] or ""):
         if name not in ("namespaces", "valid-after", "valid-before") or name in options:
@@ -141,4 +142,5 @@ def _parse_time(text: str, where: str) -> float:
         raise UsageError(
             f"{where}: {text!r:.40} is not a time of the form YYYYMMDD or YYYYMMDDHHMMZ"
         ) from None
+    # `astimezone` takes a naive time as local time, also across a change of the clocks.
     return (time if match[7] else time.replace(tzinfo=None).astimezone()).timestamp()

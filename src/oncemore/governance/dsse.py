@@ -51,6 +51,7 @@ def encode_pae(payload_type: str, payload: bytes) -> bytes:
 def sign_payload(envelope: Envelope, key: SigningKey) -> Envelope:
     """Return the envelope with the signature of a key, in place of an earlier one of the same key."""
     signature = key.sign_bytes(encode_pae(envelope.payload_type, envelope.payload))
+    # A second signature of the same key replaces the first: it would not count anyway.
     others = tuple(pair for pair in envelope.signatures if pair[0] != key.key_id)
     if len(others) >= MAX_SIGNATURES:
         raise UsageError(f"an envelope holds at most {MAX_SIGNATURES} signatures")
@@ -94,6 +95,7 @@ def find_signers(envelope: Envelope, keys: Iterable[VerifyKey], where: str) -> l
     """
     data = encode_pae(envelope.payload_type, envelope.payload)
     known = {key.key_id: key for key in keys}
+    # A dict keeps each key once, and in the order of the signatures.
     signers: dict[VerifyKey, None] = {}
     for key_id, signature in envelope.signatures:
         # Without a key id every key is tried, as the specification allows.
@@ -106,7 +108,7 @@ def find_signers(envelope: Envelope, keys: Iterable[VerifyKey], where: str) -> l
 
 
 def parse_json_object(text: bytes, where: str) -> dict[str, Any]:
-    """Return a JSON object; refuse repeated names, which two parsers could read differently."""
+    """Return a JSON object; refuse repeated names: two parsers could read them differently."""
     if len(text) > MAX_ENVELOPE_BYTES:
         raise UsageError(f"{where} is larger than {MAX_ENVELOPE_BYTES // 1024} KiB")
     try:

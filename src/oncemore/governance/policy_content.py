@@ -54,6 +54,7 @@ def parse_version(version: str) -> tuple[int, int] | None:
 def is_newer_version(new: str, old: str) -> bool:
     """Return whether a version is higher than another; versions without numbers only have to differ."""
     numbers = parse_version(new), parse_version(old)
+    # "2" and "10" of a file that is not governed have no order that its author has stated.
     if numbers[0] is None or numbers[1] is None:
         return new != old
     return numbers[0] > numbers[1]
@@ -113,7 +114,7 @@ def find_expiry(metadata: Mapping[str, Any]) -> float:
 
 
 def describe_dates(metadata: Mapping[str, Any], now: float) -> tuple[str, ...]:
-    """Return what is overdue about a policy: its review, its time to live, its expiry."""
+    """Return a note for each overdue date of a policy: its review, its time to live, its expiry."""
     notes = []
     review = find_review_day(metadata)
     # The day itself is still in time.
@@ -131,13 +132,14 @@ def find_review_day(metadata: Mapping[str, Any]) -> str:
     """Return the day of the next review; empty if the policy names none."""
     if "review_by" in metadata or "reviewed" not in metadata:
         return str(metadata.get("review_by", ""))
+    # Imported here: only files with dates need it.
     from datetime import date, timedelta
 
     return (date.fromisoformat(metadata["reviewed"]) + timedelta(days=REVIEW_DAYS)).isoformat()
 
 
 def find_sunset_day(metadata: Mapping[str, Any]) -> str:
-    """Return the day on which the time to live ends; empty if the day of release is not known."""
+    """Return the last day of the time to live; empty if the day of release is not known."""
     if "released" not in metadata:
         return ""
     from calendar import monthrange

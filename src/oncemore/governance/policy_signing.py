@@ -1,4 +1,4 @@
-"""Signatures over policy files: which files hold them, and how they are made.
+"""Signatures over policy files: their files, their statement, and the functions that make them.
 
     mine.yaml               the policy
     mine.yaml.dsse.json     a DSSE envelope with the signatures of all signers over one statement
@@ -181,6 +181,7 @@ def check_day(day: str, where: str) -> str:
 
 def write_file(path: Path, content: bytes) -> None:
     """Write a file by atomic replacement: a reader finds the old or the new content, also after a crash."""
+    # In the same folder, because a replacement across file systems is not atomic.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -198,6 +199,7 @@ def _load_same_envelope(path: Path, statement: PolicyStatement) -> Envelope | No
     """Return the envelope at a path if it is about the present bytes, name and version of the file."""
     if not path.exists():
         return None
+    # An envelope that cannot be read has no signature worth keeping.
     try:
         envelope = parse_envelope(_read_bounded(path)[1], str(path), PAYLOAD_TYPE)
         found = parse_statement(envelope.payload, str(path))
@@ -224,7 +226,7 @@ def _list_folder(folder: Path) -> list[str]:
 
 
 def _read_bounded(path: Path) -> tuple[Path, bytes]:
-    """Return a path and its bytes; refuse pipes and devices, on which a read would wait."""
+    """Return a path and its bytes; refuse pipes and devices: a read of them would wait."""
     try:
         if not path.is_file():
             raise UsageError(f"{path} is not a regular file")

@@ -9,7 +9,7 @@ A governed file is used only if
 An invalid signature in the name of a trusted key refuses a file even if other signatures would suffice: the
 file was changed after it was signed, or the signature was forged. Signatures of unknown keys are passed over.
 A file that is not governed may be unsigned; if it is signed and trusted keys are configured, its signatures
-must be valid. `accepted_policies` adds the memory of versions, which needs a store.
+must be valid. `accepted_policies` adds the memory of versions in a store.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PolicyTrust(NamedTuple):
 
 
 class PolicyEvidence(NamedTuple):
-    """The result of a verification: who signed, and until when the signatures hold.
+    """The result of a verification: the signers, and the expiry of their signatures.
 
     signers  the different signers that count, as `principal (key id)`
     notes    signatures that do not count, with the reason
@@ -86,11 +86,12 @@ def load_policy_trust() -> PolicyTrust:
 
 
 def verify_signatures(source: ReadFile, trust: PolicyTrust, now: float) -> PolicyEvidence:
-    """Return who signed a policy file; raise `UsageError` unless enough trusted keys did.
+    """Return the signers of a policy file; raise `UsageError` unless enough trusted keys did.
 
     The message names the file and the keys.
     """
     files = read_signature_files(source.path)
+    # First the common case, with a message that says how to sign.
     if not files:
         raise UsageError(f"is not signed; {_describe_need(trust)} (oncemore policy sign {source.path})")
     if not trust.is_configured:
@@ -161,7 +162,7 @@ class _SignerCount:
         self.now = now
 
     def add_signer(self, signer: TrustedSigner, where: str) -> None:
-        """Count a signer whose signature is valid, if its key is valid today."""
+        """Count the signer of a valid signature, if its key is valid today."""
         if signer.is_valid_at(self.now):
             self.valid[signer.key] = str(signer)
         else:
@@ -204,12 +205,13 @@ def _verify_ssh(files: SignatureFiles, source: ReadFile, trust: PolicyTrust, cou
     by_key = {signer.key: signer for signer in trust.signers}
     for path, text in files.ssh:
         signature = parse_ssh_signature(text, str(path))
+        # The key in the signature is a claim of the signature itself; only a listed key counts.
         signer = by_key.get(signature.key)
         if signer is None:
             count.notes.append(f"{path.name} is signed by {signature.key.key_id}, unknown here")
         elif signature.namespace != POLICY_NAMESPACE:
             raise UsageError(
-                f"has a signature of {signer} for {signature.namespace!r:.40}, which does not hold for "
+                f"has a signature of {signer} for {signature.namespace!r:.40}, and not for "
                 f"{POLICY_NAMESPACE} ({path.name})"
             )
         elif not signature.is_valid(source.data, POLICY_NAMESPACE):
@@ -228,6 +230,7 @@ def _verify_bundle(files: SignatureFiles, source: ReadFile, trust: PolicyTrust, 
         return
     from oncemore.governance.sigstore_bundles import verify_bundle
 
+    # An identity counts as one signer, like a key.
     identity = verify_bundle(text, source.data, trust.sigstore, str(path))
     count.valid[identity] = identity
 

@@ -67,7 +67,7 @@ def verify_bundle(bundle: bytes, data: bytes, trust: SigstoreTrust, where: str) 
     except ImportError as error:
         raise MissingExtra("a Sigstore bundle needs sigstore: pip install 'oncemore[sigstore]'") from error
 
-    # The package reads the file by its path, so all that can be checked is who could change it.
+    # The package reads the file by its path, so only the permissions can be checked here.
     _read_trusted(trust.trusted_root)
     try:
         verifier = Verifier(trusted_root=TrustedRoot.from_file(str(trust.trusted_root)))
@@ -87,7 +87,7 @@ def verify_bundle(bundle: bytes, data: bytes, trust: SigstoreTrust, where: str) 
 
 
 def _find_identity(bundle: Any, identities: list[Any], trust: SigstoreTrust) -> str:
-    """Return which of the identities is in the certificate of a verified bundle."""
+    """Return the trusted identity in the certificate of a verified bundle."""
     from sigstore.errors import VerificationError
 
     for policy, (name, issuer) in zip(identities, trust.identities, strict=True):

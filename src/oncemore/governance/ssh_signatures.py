@@ -31,7 +31,7 @@ _HASHES = {b"sha512": sha512, b"sha256": sha256}
 
 
 class SshSignature(NamedTuple):
-    """A parsed signature: the key that it claims, its namespace, and what is needed to check it."""
+    """A parsed signature: the claimed key, its namespace, and the parts that are needed to check it."""
 
     key: VerifyKey
     namespace: str
@@ -97,6 +97,7 @@ class _BlobReader:
 
     def read_text(self) -> bytes:
         """Return the next part."""
+        # A length beyond the end must be refused, because a slice would only be shorter.
         length = int.from_bytes(self.rest[:4], "big")
         if len(self.rest) < 4 + length:
             raise UsageError(f"{self._where} is not an SSH signature: it is cut off")
