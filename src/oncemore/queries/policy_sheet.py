@@ -148,6 +148,7 @@ def error_classes(policy: Policy) -> dict[str, Plain]:
 def _retry_values(policy: Policy) -> Iterator[tuple[str, Plain]]:
     schedule, jitter = policy.schedule, policy.jitter
     yield "max_attempts", policy.max_attempts
+    yield "max_crashes", policy.max_crashes
     yield "schedule", schedule.shape
     # A fixed schedule lists its delays; all others compute them from a base.
     if schedule.shape == "fixed":

@@ -333,6 +333,7 @@ ROWS: dict[str, Callable[[Path], None]] = {
     "retry_policy.max_attempts": in_policy(
         "max_attempts: 2", delay(2), ("stop", 0.0), "  base_delay_s: 4\n  max_delay_s: 100\n  jitter: none\n"
     ),
+    "retry_policy.max_crashes": in_policy("max_crashes: 2", of_policy("max_crashes"), 2),
     "retry_policy.schedule": in_policy("schedule: linear", delay(3), ("retry", 12.0)),
     "retry_policy.base_delay_s": in_policy("base_delay_s: 7", delay(), ("retry", 7.0), "  jitter: none\n"),
     "retry_policy.factor": in_policy("factor: 3", delay(2), ("retry", 12.0)),

@@ -187,6 +187,7 @@ class _PolicyBuilder:
             + (f"@{draft.provider}" if draft.provider else ""),
             self._version,
             max_attempts=values.get("max_attempts", 3),
+            max_crashes=values.get("max_crashes", None if self._governed else "default"),
             schedule=schedule,
             jitter=_make_jitter(values, schedule),
             jitter_seed=values.get("jitter_seed", PER_RUN),

@@ -145,10 +145,19 @@ RETRY_FIELDS: Final = (
     text_field("description", "purpose"),
     count_field(
         "max_attempts",
-        "number of calls, the first included",
+        "number of calls that may fail, the first included",
         ("retry_attempts", "attempts"),
         high=MAX_ATTEMPTS,
         retries="max_retries",
+    ),
+    FieldSpec(
+        "max_crashes",
+        "count",
+        "durable steps: number of attempts that may be lost with their process; null: such an attempt counts "
+        "in max_attempts, as always in a governed file; default: 20",
+        low=1,
+        high=MAX_ATTEMPTS,
+        nullable=True,
     ),
     text_field("schedule", "how delays grow", ("backoff",), choices=tuple(SCHEDULES)),
     number_field(

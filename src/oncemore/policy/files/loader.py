@@ -128,7 +128,7 @@ def step_settings(name: str | os.PathLike[str]) -> StepSettings:
     on_non_retryable = sections.get("on_non_retryable", ("halt",))
     escalation = sections.get("escalation", {})
     return StepSettings(
-        after_failure=sections.get("after_failure", "raise"),
+        after_failure=sections.get("after_failure", "raise" if loaded.governed else defaults.after_failure),
         quarantines="quarantine" in on_non_retryable,
         halts_pipeline="halt" in on_non_retryable and sections.get("halt_scope") == "pipeline",
         breaker=load_breaker_rules(name),
