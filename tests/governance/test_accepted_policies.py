@@ -289,3 +289,11 @@ def _copy_url(engine: oncemore.Engine) -> str:
     """Return the address of the store, which exists from now on."""
     engine.now()
     return engine.url
+
+
+def test_the_number_of_cached_profiles_is_bounded(
+    engine: oncemore.Engine, policy_signers: PolicySigners, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oncemore.steps.recorded_policies.MOST_KNOWN", 1)
+    path = write_policy(policy_signers, "1.0")
+    assert run_once(path, 1) + run_once("kfm-rules", 2) + run_once(path, 3) == [1, 2, 3]

@@ -28,6 +28,8 @@ from oncemore.governance.policy_signing import (
 )
 from oncemore.governance.ssh_signatures import parse_ssh_signature, sign_file_bytes
 from oncemore.policy import files
+from oncemore.policy.files import loader
+from oncemore.policy.files.file_reader import has_signature_files
 from oncemore.policy.files.loader import read_own_files
 from oncemore.testing import FakeClock
 
@@ -545,3 +547,18 @@ def test_a_huge_signature_file_is_refused(policy_file: Path) -> None:
 def test_a_statement_survives_a_round_trip() -> None:
     statement = PolicyStatement("0" * 64, "mine", "retry-loop-v1.0", "2027-01-01")
     assert parse_statement(format_statement(statement, "mine.yaml"), "here") == statement
+
+
+def test_a_file_that_changes_or_vanishes_while_it_is_read_is_named(
+    policy_file: Path, policy_signers: PolicySigners, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not has_signature_files("nowhere/mine.yaml")
+    signature = policy_signers.sign(policy_file, form="ssh").with_name("mine.yaml.sig")
+    monkeypatch.setattr(type(signature), "is_file", lambda path: path.unlink() or True)
+    with pytest.raises(UsageError, match=r"mine\.yaml\.sig cannot be read: No such file"):
+        read_signature_files(policy_file)
+    draft = loader.draft_file
+    monkeypatch.setattr(loader, "draft_file", lambda *given: draft(*given)._replace(digest="other"))
+    files.inspect_file(policy_file)
+    with pytest.raises(PolicyError, match="was changed while it was read; try again"):
+        read_own_files(policy_file)
