@@ -437,6 +437,13 @@ def test_a_signature_for_another_namespace_is_refused(
     assert "was changed after steward" in refusal_of(policy_file)
 
 
+def test_a_signature_is_valid_for_its_own_namespace_only(policy_signers: PolicySigners) -> None:
+    text = sign_file_bytes(b"data", "git", policy_signers.keys["steward"]).encode()
+    signature = parse_ssh_signature(text, "x.sig")
+    assert signature.is_valid(b"data", "git")
+    assert not signature.is_valid(b"data", NAMESPACE)
+
+
 def armour(blob: bytes) -> str:
     return f"-----BEGIN SSH SIGNATURE-----\n{b64encode(blob).decode()}\n-----END SSH SIGNATURE-----\n"
 
