@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         KeyConflict,
         KeyExpired,
         LeaseLost,
+        LedgerMismatch,
         MissingExtra,
         NeedsReview,
         NotPermitted,
@@ -87,7 +88,7 @@ _NAMES_BY_MODULE = {
     "oncemore.classifiers.custom": "classifier",
     "oncemore.errors": "AttemptTimeout CallRefused Cancelled CircuitOpen ConfigChanged CoolingDown "
     "DeadlineExceeded Deferred Error InProgress KeyConflict KeyExpired LeaseLost "
-    "MissingExtra NeedsReview NotPermitted OutcomeUncertain OutcomeUnknown "
+    "LedgerMismatch MissingExtra NeedsReview NotPermitted OutcomeUncertain OutcomeUnknown "
     "PermanentError PermanentFailure PolicyError PolicyViolation PolicyWarning "
     "Quarantined RestoredCopy ResultUnavailable RetriesExhausted StaleDecision "
     "StepFailed StoreError TransientError UsageError",
@@ -143,6 +144,7 @@ __all__ = [
     "KeyConflict",
     "KeyExpired",
     "LeaseLost",
+    "LedgerMismatch",
     "MissingExtra",
     "NeedsReview",
     "NotPermitted",

@@ -27,6 +27,7 @@
     │   ├── LeaseLost                   another worker took over before the result was stored
     │   └── ResultUnavailable           the work is done, but its value could not be stored
     ├── StoreError                    the store: unreachable, full or damaged
+    │   └── LedgerMismatch              the log does not match a checkpoint: it was changed or replaced
     └── IllegalTransition             a bug in oncemore: a state may not follow another
 
 Raised by user code to classify a failure:
@@ -63,6 +64,7 @@ __all__ = [
     "KeyConflict",
     "KeyExpired",
     "LeaseLost",
+    "LedgerMismatch",
     "MissingExtra",
     "NeedsReview",
     "NotPermitted",
@@ -274,6 +276,10 @@ class ResultUnavailable(OutcomeUncertain):
 
 class StoreError(Error):
     """The store is unreachable, full or damaged; nothing unstored was reported as stored."""
+
+
+class LedgerMismatch(StoreError):
+    """The log does not match a checkpoint, or a checkpoint is not genuine; keep the store as evidence."""
 
 
 class IllegalTransition(Error):

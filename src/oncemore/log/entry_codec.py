@@ -27,6 +27,7 @@ from oncemore.log.record import (
     NOWHERE,
     ArtifactRecord,
     BreakerRecord,
+    CheckpointRecord,
     EventRecord,
     JobRecord,
     LoadedHead,
@@ -278,6 +279,8 @@ def build_index(state: Entity) -> HeadIndex:
         return HeadIndex("secret", state.state)
     if type(state) is RecordedPolicy:
         return HeadIndex("policy", state.state, None, state.name)
+    if type(state) is CheckpointRecord:
+        return HeadIndex("ledger", state.state)
     assert type(state) is ArtifactRecord
     # The due column holds the creation time, so that listing artifacts by time reads no bodies.
     return HeadIndex("artifact", state.state, state.created_at, state.step)
