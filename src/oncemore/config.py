@@ -18,6 +18,9 @@ Arguments of `oncemore.open` override all of them.
     warn_wal_mb        ONCEMORE_WARN_WAL_MB        256
     warn_left_mb       ONCEMORE_WARN_LEFT_MB       256
     control            ONCEMORE_CONTROL            none; the address of external switches and approvals
+    ledger_key         ONCEMORE_LEDGER_KEY         none; the file of the private key that signs checkpoints
+    ledger_copy        ONCEMORE_LEDGER_COPY        none; the second place of checkpoints
+    ledger_every_s     ONCEMORE_LEDGER_EVERY_S     3600; the interval at which a worker makes checkpoints
 
 Two settings concern `oncemore.retry` and policy files too, and come from the environment only:
 
@@ -53,6 +56,7 @@ INLINE_WAIT_S = 60.0
 RESTORED_COPY_CHOICES = ("hold", "trust")
 NOTIFY_EVERY_S, LONGEST_NOTIFY_EVERY_S = 300.0, 86_400.0
 NOTIFY_OF = ("all", "holds", "failures")
+LEDGER_EVERY_S, SHORTEST_LEDGER_S, LONGEST_LEDGER_S = 3600.0, 1.0, 30 * 86_400.0
 #: Sizes in MiB at which a warning is logged: of the store, of its write-ahead file, of the free disk space.
 WARN_FILE_MB, WARN_WAL_MB, WARN_LEFT_MB = 10_240.0, 256.0, 256.0
 #: The value of the setting `policy` that refuses steps without a policy of their own (PROD-10).
@@ -80,6 +84,9 @@ class EngineSettings(Value):
     warn_wal_mb: float = WARN_WAL_MB
     warn_left_mb: float = WARN_LEFT_MB
     control: str = ""
+    ledger_key: str = ""
+    ledger_copy: str = ""
+    ledger_every_s: float = LEDGER_EVERY_S
 
 
 #: The allowed texts of a setting, where not every text is allowed.
@@ -90,6 +97,7 @@ RANGES = {
     "lease_s": (SHORTEST_LEASE_S, LONGEST_LEASE_S),
     "max_inline_wait_s": (0.0, LONGEST_LEASE_S),
     "notify_every_s": (0.0, LONGEST_NOTIFY_EVERY_S),
+    "ledger_every_s": (SHORTEST_LEDGER_S, LONGEST_LEDGER_S),
     "warn_file_mb": (0.0, 1e9),
     "warn_wal_mb": (0.0, 1e9),
     "warn_left_mb": (0.0, 1e9),
@@ -135,7 +143,7 @@ def load_settings(start: Path | None = None, given: Collection[str] = ()) -> Eng
         elif field in in_file:
             values[field] = _parse_value(field, in_file[field], f"{file}: {field}")
             # Paths in a file are relative to it, and not to the working directory.
-            if field in ("store", "artifacts"):
+            if field in ("store", "artifacts", "ledger_key", "ledger_copy"):
                 values[field] = _resolve_store_url(root, values[field])
     return EngineSettings(**values)
 

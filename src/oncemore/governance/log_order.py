@@ -43,9 +43,14 @@ MAX_READS = 20
 
 
 class RemovedLeaf(Value):
-    """An entry that a prune has deleted: its hash, and the prune that recorded it."""
+    """An entry that a prune has deleted.
+
+    hash         its hash
+    recorded_in  the hash of the entry in which the prune recorded it
+    """
 
     hash: bytes
+    recorded_in: bytes
     task: str
     actor: str
     reason: str
@@ -80,7 +85,9 @@ def load_order(engine: Engine) -> LogOrder:
     for entity, task in list_tasks(engine, "prune"):
         for entry in engine.store.read_entries(entity):
             for position, entry_hash in read_body(entry, engine.cipher).get(LEAVES_FIELD, ()):
-                leaf = RemovedLeaf(bytes.fromhex(entry_hash), entity, task.actor, task.reason)
+                leaf = RemovedLeaf(
+                    bytes.fromhex(entry_hash), entry.hash, entity, task.actor, task.reason
+                )
                 removed[position] = leaf
     arrival_version, positions = 0, ()
     for entry in engine.store.read_entries(SWITCHES_ENTITY):

@@ -67,11 +67,13 @@ def row_to_entry(row: tuple[Any, ...]) -> Entry:
     # whole log passes here once per entry: 1.5 µs instead of 5.
     if body is None:
         return make(Entry, row)
-    try:
-        # The digest is stored only once the body is pruned.
-        return make(Entry, (*row[:7], sha256(body).digest()))
-    except TypeError:
-        raise StoreError(f"entry {row[0]} ({row[1]}) was altered: its body is not made of bytes") from None
+    # The digest is stored only once the body is pruned.
+    if row[7] is None:
+        try:
+            return make(Entry, (*row[:7], sha256(body).digest()))
+        except TypeError:
+            pass
+    raise StoreError(f"entry {row[0]} ({row[1]}) was altered: its body is not made of bytes, or has a digest")
 
 
 def read_head_rows(query: HeadQuery, read: Read) -> list[tuple[Any, ...]]:
