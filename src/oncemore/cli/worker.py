@@ -140,7 +140,7 @@ def worker(
     with open_or_create(store) as engine:
         process = Worker(engine, selected, concurrency=concurrency, grace_s=grace)
         subject = f"{', '.join(sorted(step.name for step in selected))} on {engine.url}"
-        with serve_health(process, address), make_checkpoints_regularly(engine, settings_for()):
+        with serve_health(process, address), make_checkpoints_regularly(engine, settings_for(store)):
             wait_s = (engine.inline_wait_s if wait is None else wait) if drain else None
             return _run_worker(process, wait_s, in_json, subject)
 

@@ -17,7 +17,9 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec import DecodeError
 
 from oncemore._values import Value
 from oncemore.control.model import SWITCHES_ENTITY
@@ -84,17 +86,35 @@ def load_order(engine: Engine) -> LogOrder:
     removed: dict[int, RemovedLeaf] = {}
     for entity, task in list_tasks(engine, "prune"):
         for entry in engine.store.read_entries(entity):
-            for position, entry_hash in read_body(entry, engine.cipher).get(LEAVES_FIELD, ()):
+            for position, entry_hash in _read_field(engine, entry, LEAVES_FIELD):
                 leaf = RemovedLeaf(
-                    bytes.fromhex(entry_hash), entry.hash, entity, task.actor, task.reason
+                    hash=bytes.fromhex(entry_hash),
+                    recorded_in=entry.hash,
+                    task=entity,
+                    actor=task.actor,
+                    reason=task.reason,
                 )
                 removed[position] = leaf
     arrival_version, positions = 0, ()
     for entry in engine.store.read_entries(SWITCHES_ENTITY):
-        copy = read_body(entry, engine.cipher).get("copy", {})
-        if POSITIONS_FIELD in copy:
-            arrival_version, positions = entry.version, tuple(copy[POSITIONS_FIELD])
+        found = tuple(_read_field(engine, entry, "copy", POSITIONS_FIELD))
+        if found:
+            arrival_version, positions = entry.version, found
     return LogOrder(arrival_version, positions, removed)
+
+
+def _read_field(engine: Engine, entry: Entry, *names: str) -> Any:
+    """Return a field of a body, given as a path of names; nothing if the body does not have it.
+
+    A damaged body is no reason to stop here: the check of its hash names the entry.
+    """
+    try:
+        value: Any = read_body(entry, engine.cipher)
+    except DecodeError:
+        return ()
+    for name in names:
+        value = value.get(name, {})
+    return value
 
 
 def read_in_order(

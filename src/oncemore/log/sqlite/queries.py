@@ -33,7 +33,8 @@ LOG_LIST = "seq, entity, version, before, hash, header, body, digest"
 SELECT_HEAD = f"SELECT {HEAD_LIST}, (SELECT body FROM log WHERE log.seq=head.seq) FROM head WHERE entity=?"  # noqa: S608
 #: Entries in the order of the fields of `Entry`, with the hash of the previous entry of their entity.
 SELECT_ENTRIES = """
-SELECT seq, entity, version, coalesce((SELECT hash FROM log p WHERE p.seq=log.before), zeroblob(32)),
+SELECT seq, entity, version,
+    CASE before WHEN 0 THEN zeroblob(32) ELSE (SELECT hash FROM log p WHERE p.seq=log.before) END,
     hash, header, body, digest FROM log
 """
 #: The entries of an entity (?1) from its last back to the version ?2, along their back pointers.
