@@ -79,8 +79,8 @@ class LedgerCheck:
             self.add_hashes(self._merger.place_rest())
         for missing in self._expected:
             raise LedgerMismatch(
-                f"{missing.source} covers {missing.size:,} entries, and the log has {self._tree.size:,}: its "
-                "end was cut, or it was replaced by an older copy or another log"
+                f"{missing.source} covers {missing.size:,} entries, and the log has {self._tree.size:,}: "
+                "entries were deleted, its end was cut, or it was replaced by an older copy or another log"
             )
 
     def _compare_roots(self) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ from oncemore.governance.ledger_check import (
     check_outside_note,
 )
 from oncemore.governance.log_order import LEAVES_FIELD, LEDGER_ENTITY, read_in_order, read_with_order
-from oncemore.governance.signed_note import parse_note
+from oncemore.governance.signed_note import decode_base64, parse_note
 from oncemore.log.entry_codec import decode_header
 from oncemore.log.record import NOWHERE, CheckpointRecord
 from oncemore.log.store import Entry
@@ -192,19 +192,20 @@ def decode_entry_record(record: dict[str, Any], prev: bytes, position: int) -> E
     try:
         body = record["body"]
         # Nothing may be in the file that the hash does not cover.
-        if record.keys() - {"body_digest"} != _ENTRY_FIELDS or (body is None) != ("body_digest" in record):
+        is_complete = (body is None) == ("body_digest" in record) and record["type"] == "entry"
+        if record.keys() - {"body_digest"} != _ENTRY_FIELDS or not is_complete:
             raise ValueError(f"it has the fields {', '.join(record)}")
         if isinstance(body, dict):
-            body = b64decode(body["base64"], validate=True)
+            body = decode_base64(body["base64"])
         elif body is not None:
             body = body.encode()
-        digest = bytes.fromhex(record["body_digest"]) if body is None else sha256(body).digest()
+        digest = _decode_hex(record["body_digest"]) if body is None else sha256(body).digest()
         entry = Entry(
             seq=position,
             entity=record["entity"],
             version=record["version"],
             prev=prev,
-            hash=bytes.fromhex(record["hash"]),
+            hash=_decode_hex(record["hash"]),
             header=record["header"].encode(),
             body=body,
             body_digest=digest,
@@ -214,6 +215,13 @@ def decode_entry_record(record: dict[str, Any], prev: bytes, position: int) -> E
     return entry
 
 
+def _decode_hex(text: str) -> bytes:
+    data = bytes.fromhex(text)
+    if data.hex() != text:
+        raise ValueError("hexadecimal digits are lower-case here")
+    return data
+
+
 def read_records(file: BinaryIO) -> Iterator[dict[str, Any]]:
     """Yield the objects of JSON lines; raise `LedgerMismatch` with the number of a damaged line."""
     number = 0
@@ -221,7 +229,7 @@ def read_records(file: BinaryIO) -> Iterator[dict[str, Any]]:
         number += 1
         try:
             yield _decode(line)
-        except msgspec.MsgspecError as fault:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as fault:
             raise LedgerMismatch(f"line {number} of the file cannot be read: {fault}") from None
 
 
@@ -237,7 +245,10 @@ class ExportedLedger:
                 f"the file has format {first.get('format')!r:.20}, and this oncemore reads format {FORMAT}: "
                 "use the version that wrote it"
             )
+        if first.keys() != {"type", "format", "origin", "checkpoints"}:
+            raise LedgerMismatch(f"the first line of the file has the fields {', '.join(first)}")
         self._records = records
+        self.origin = first["origin"]
         self.notes = [str(note) for note in first["checkpoints"]]
         self.entries = self.bodies = 0
         # By position: the lines about removed entries, and the records of prunes.
@@ -280,7 +291,7 @@ class ExportedLedger:
     def _read_leaf(self, record: dict[str, Any]) -> bytes:
         if record.get("type") == "removed":
             try:
-                leaf = bytes.fromhex(record["hash"])
+                leaf = _decode_hex(record["hash"])
             except (KeyError, TypeError, ValueError):
                 raise LedgerMismatch("a line about a removed entry is damaged") from None
             self.removed[self._size] = leaf.hex()
@@ -323,8 +334,8 @@ def verify_export(
     exported = ExportedLedger(read_records(file))
     records = [_restore_record(note) for note in exported.notes]
     expected = check_chain_of_checkpoints(records, keys)
-    if not expected:
-        raise LedgerMismatch("the file has no checkpoint")
+    if not expected or exported.origin != records[0].origin:
+        raise LedgerMismatch("the file has no checkpoint of the log that its first line names")
     outside = [check_outside_note(source, note, records[0].origin, keys) for source, note in against]
     check = LedgerCheck([*expected, *outside])
     for page in exported.read_pages():

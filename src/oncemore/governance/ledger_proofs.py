@@ -19,7 +19,7 @@ log of the new checkpoint begins with the log of the old one.
 from __future__ import annotations
 
 import re
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -37,7 +37,7 @@ from oncemore.governance.merkle import (
     prove_consistency,
     prove_inclusion,
 )
-from oncemore.governance.signed_note import parse_note, verify_note
+from oncemore.governance.signed_note import decode_base64, parse_note, verify_note
 from oncemore.log.record import NOWHERE
 from oncemore.steps.history import verify_chain
 
@@ -129,9 +129,9 @@ def verify_entry_proof(text: str, keys: Sequence[VerifyKey]) -> ProvenHistory:
         raise LedgerMismatch("this is not a proof: its first lines have another form")
     checkpoint = verify_note(note, keys)
     try:
-        extra = msgspec.json.decode(b64decode(lines[1][6:], validate=True), type=dict[str, Any])
+        extra = msgspec.json.decode(decode_base64(lines[1][6:]), type=dict[str, Any])
         records = extra["entries"]
-        hashes = [b64decode(line, validate=True) for line in lines[3:]]
+        hashes = [decode_base64(line) for line in lines[3:]]
     except (KeyError, ValueError, msgspec.MsgspecError) as fault:
         raise LedgerMismatch(f"the proof is damaged: {fault}") from None
     last = _verify_history(records)
@@ -214,7 +214,7 @@ def verify_growth_proof(text: str, keys: Sequence[VerifyKey]) -> ProvenGrowth:
         if (document["type"], document["format"]) != ("consistency", FORMAT):
             raise ValueError("another type or format")
         old_note, new_note = str(document["old"]), str(document["new"])
-        hashes = [b64decode(line, validate=True) for line in document["hashes"]]
+        hashes = [decode_base64(line) for line in document["hashes"]]
     except (KeyError, TypeError, ValueError, msgspec.MsgspecError) as fault:
         raise LedgerMismatch(f"this is not a consistency proof: {fault}") from None
     old, new = verify_note(old_note, keys), verify_note(new_note, keys)

@@ -149,7 +149,10 @@ def is_signed_by(note: str, key: VerifyKey) -> bool:
 
 def _parse_signature(line: str) -> NoteSignature:
     mark, (name, _, data) = line[:2], line[2:].partition(" ")
-    decoded = _decode_base64(data)
+    try:
+        decoded = decode_base64(data)
+    except ValueError:
+        decoded = b""
     if mark != _SIGNATURE_MARK or not NAME_PATTERN.fullmatch(name) or len(decoded) <= KEY_HASH_SIZE:
         raise LedgerMismatch("this is not a checkpoint: a signature line is damaged")
     return NoteSignature(name, decoded[:KEY_HASH_SIZE], decoded[KEY_HASH_SIZE:])
@@ -163,7 +166,7 @@ def _parse_checkpoint(text: str) -> Checkpoint:
         checkpoint = Checkpoint(
             origin,
             _parse_number(rest[0]),
-            _decode_base64(rest[1]),
+            decode_base64(rest[1]),
             *(_parse_number(fields[name]) for name in ("time", "seq", "previous")),
         )
         if len(checkpoint.root) == HASH_SIZE and format_checkpoint(checkpoint) == text:
@@ -179,8 +182,12 @@ def _parse_number(text: str) -> int:
     return int(text)
 
 
-def _decode_base64(text: str) -> bytes:
-    try:
-        return b64decode(text, validate=True)
-    except ValueError:
-        return b""
+def decode_base64(text: str) -> bytes:
+    """Decode base64; raise `ValueError` for a text that is not the one form of its bytes.
+
+    The last character of a text has bits that decoding ignores: evidence has no such freedom.
+    """
+    data = b64decode(text, validate=True)
+    if b64encode(data).decode() != text:
+        raise ValueError("the base64 is not in its usual form")
+    return data
