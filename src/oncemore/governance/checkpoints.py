@@ -87,7 +87,7 @@ def make_checkpoint(engine: Engine, signer: LedgerSigner) -> CheckpointReport:
     head = load_ledger_head(engine)
     check_newest_copy(engine, head, signer.place)
     if head.record is None:
-        head = _begin_ledger(engine, signer)
+        head = _begin_ledger(engine, head, signer.key)
     _refuse_running_prunes(engine, head)
     new_record = _extend_record(engine, head.record, signer.key)
     is_new = False
@@ -130,15 +130,16 @@ def read_checkpoints(engine: Engine) -> Iterator[CheckpointRecord]:
 # The steps of a checkpoint --------------------------------------------------------------------------
 
 
-def _begin_ledger(engine: Engine, signer: LedgerSigner) -> LoadedHead:
+def _begin_ledger(engine: Engine, head: LoadedHead, key: SigningKey) -> LoadedHead:
     """Write the first checkpoint, of an empty tree, which gives the log its name.
 
     From this entry on, every prune records the entries that it deletes (`governance.log_order`).
     """
     origin = f"oncemore/{secrets.token_hex(16)}"
     checkpoint = Checkpoint(origin, 0, EMPTY_ROOT, at=int(engine.now()))
-    record = CheckpointRecord(origin=origin, note=sign_checkpoint(checkpoint, signer.key))
-    _append_record(engine, load_ledger_head(engine), record)
+    record = CheckpointRecord(origin=origin, note=sign_checkpoint(checkpoint, key))
+    # After a conflict another process has begun it, under its name.
+    _append_record(engine, head, record)
     return load_ledger_head(engine)
 
 
