@@ -41,7 +41,7 @@ def refuse(order: str) -> None:
     raise oncemore.PermanentError(f"no {order}")
 
 
-@oncemore.step(effect="once", name="review")
+@oncemore.step(effect="idempotent", name="review")
 def review(order: str) -> None:
     raise oncemore.NeedsReview("UNCLEAR", order)
 

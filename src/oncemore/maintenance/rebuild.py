@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore._values import Value, make
 from oncemore.log.entry_codec import build_index, decode_head, encode_head
-from oncemore.log.record import WorkerRecord
+from oncemore.log.record import RunRecord, WorkerRecord
 from oncemore.log.store import Head, HeadIndex, HeadQuery
 from oncemore.steps.history import KINDS, verify_chain
 
@@ -175,7 +175,8 @@ def _compare_head(
     """Compare a stored head with the folded entries; `entity` names it if the head is missing."""
     version, digest, state = folded
     name = head.entity if head is not None else entity
-    right = make(Head, (name, version, digest, encode_head(state), index_head(name, state), seq, None))
+    index = build_index(state) if type(state) is RunRecord else index_head(name, state)
+    right = make(Head, (name, version, digest, encode_head(state), index, seq, None))
     # The common case first: the body, which lists of heads lack, is the only field that is not compared.
     if head is not None and head[:6] == right[:6]:
         return ()

@@ -252,7 +252,7 @@ def verify_chain(
             fits = False
         if not fits:
             raise StoreError(f"entry {seq} ({entity}) was altered: its hash does not fit")
-        kind: Any = KINDS.get(entity.partition("/")[0])
+        kind: Any = KINDS.get(entity.partition("/")[0]) if state is None else type(state)
         if kind is None:
             raise StoreError(f"entry {seq} is about {entity}, of a kind that is not known here")
         try:
