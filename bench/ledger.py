@@ -118,7 +118,7 @@ def main() -> None:
     goals: list[Goal] = []
 
     def measured(options: Namespace) -> Iterator[Group]:
-        memory = Path("/dev/shm")  # noqa: S108 - a disk in memory
+        memory = Path("/dev/shm")
         for measure in (verifying, stepping):
             with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
                 group, goal = measure(Path(folder), options.quick)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 import apsw
@@ -16,7 +16,7 @@ from oncemore.maintenance.rebuild import rebuild_heads, repair_heads
 from oncemore.policy.canonical_json import hash_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -53,10 +53,8 @@ def fill_log(engine: Engine, signer: LedgerSigner) -> tuple[str, str]:
     engine.erase(book.key("a"), reason="asked to", by="an operator")
     old_note = make_checkpoint(engine, signer).note
     for step in (refuse, review):
-        try:
+        with suppress(oncemore.Error):
             step("c")
-        except oncemore.Error:
-            pass
     engine.switches.on(reason="stop", by="an operator", step="pay")
     book("d")
     note = make_checkpoint(engine, signer).note
@@ -74,7 +72,7 @@ class Attacker:
 
     def read_rows(self) -> list[dict[str, Any]]:
         with self.connect() as connection:
-            rows = connection.execute(f"SELECT {', '.join(COLUMNS)} FROM log ORDER BY seq").fetchall()
+            rows = connection.execute("SELECT * FROM log ORDER BY seq").fetchall()
         return [dict(zip(COLUMNS, row, strict=True)) for row in rows]
 
     def rewrite(self, rows: list[dict[str, Any]], *, rehash: bool = False) -> None:
@@ -83,7 +81,7 @@ class Attacker:
             connection.execute("DELETE FROM log")
             for row in link_rows(rows, rehash=rehash):
                 values = [row[column] for column in COLUMNS]
-                connection.execute(f"INSERT INTO log VALUES ({', '.join('?' * len(COLUMNS))})", values)
+                connection.execute("INSERT INTO log VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
             connection.execute("DELETE FROM head")
         self.rebuild_all_heads()
 
@@ -94,7 +92,7 @@ class Attacker:
 
 
 def link_rows(rows: list[dict[str, Any]], *, rehash: bool) -> Iterator[dict[str, Any]]:
-    """Yield rows with new numbers in their order, pointers to the entry before, and new hashes if asked to."""
+    """Yield rows with new numbers, pointers to the entry before each, and new hashes if asked to."""
     last: dict[str, tuple[int, bytes]] = {}
     for seq, row in enumerate(rows, 1):
         before, prev = last.get(row["entity"], (0, NOWHERE))
@@ -115,5 +113,3 @@ def flip_value(value: Any) -> Any:
     if isinstance(value, str):
         return value[:-1] + ("x" if value[-1] != "x" else "y")
     return bytes([value[0] ^ 1]) + value[1:] if value else b"{}"
-
-

@@ -104,7 +104,7 @@ def test_an_altered_new_entry_is_not_signed(engine: Engine, signer: LedgerSigner
     book("a")
     with Attacker(tmp_path / "log.db").connect() as connection:
         connection.execute("UPDATE log SET header = header || ' ' WHERE entity LIKE 'run/%'")
-    with pytest.raises(LedgerMismatch, match="was altered: its hash does not fit. Nothing was signed"):
+    with pytest.raises(LedgerMismatch, match=r"its hash does not fit\. Nothing was signed"):
         make_checkpoint(engine, signer)
 
 
@@ -118,10 +118,12 @@ def test_deleted_entries_are_found_by_the_next_checkpoint(tmp_path: Path, signer
     attacker = Attacker(tmp_path / "log.db")
     rows = [row for row in attacker.read_rows() if not row["entity"].startswith("run/")]
     attacker.rewrite(rows)
-    with oncemore.open(tmp_path / "log.db") as engine:
-        # A new key does not trust the stored tree: it computes the whole.
-        with pytest.raises(LedgerMismatch, match="Nothing was signed"):
-            make_checkpoint(engine, other)
+    # A new key does not trust the stored tree: it computes the whole.
+    with (
+        oncemore.open(tmp_path / "log.db") as engine,
+        pytest.raises(LedgerMismatch, match="Nothing was signed"),
+    ):
+        make_checkpoint(engine, other)
 
 
 def test_a_replaced_key_continues_the_log_and_both_keys_verify_it(engine: Engine, tmp_path: Path) -> None:
@@ -202,14 +204,14 @@ def test_forgotten_keys_and_dead_workers_keep_their_places_in_the_tree(
         for with_bodies in (True, False):
             data = export_bytes(engine, with_bodies=with_bodies)
             exported = verify_export(io.BytesIO(data), [signer.key.public], [("kept", old)])
-            assert exported.removed == sum(removed.count for removed in verify(engine, signer).removed)
+            assert exported.removed == sum(removed.entry_count for removed in verify(engine, signer).removed)
             assert exported.unexplained == 0
         # An entry that the auditor's file hides as a deletion is found.
         lines = data.splitlines()
         at, line = next((at, line) for at, line in enumerate(lines) if b'"run/' in line)
         hidden = {"type": "removed", "hash": json.loads(line)["hash"]}
         forged = b"\n".join([*lines[:at], json.dumps(hidden).encode(), *lines[at + 1 :]]) + b"\n"
-        with pytest.raises(LedgerMismatch, match="out of order|no entry records who removed them"):
+        with pytest.raises(LedgerMismatch, match=r"out of order|no entry records who removed them"):
             verify_export(io.BytesIO(forged), [signer.key.public])
 
 
@@ -311,7 +313,7 @@ def test_a_moved_log_keeps_its_tree(tmp_path: Path, signer: LedgerSigner, clock:
 
 
 def test_a_moved_log_without_checkpoints_has_a_tree_of_its_own(tmp_path: Path, signer: LedgerSigner) -> None:
-    with oncemore.open(tmp_path / "0.db", lease_s=0.1) as engine:
+    with oncemore.open(tmp_path / "0.db", lease_s=0.1):
         book("a")
     with oncemore.open(tmp_path / "0.db") as old, oncemore.open(tmp_path / "1.db") as new:
         copy.move_log(old, new, reason="another disk", by="an operator")
@@ -443,7 +445,7 @@ def test_a_crash_at_any_write_of_a_checkpoint_is_repaired_by_the_next(
     assert report.uncovered == 1
     records = [record.note for record in read_checkpoints(engine)]
     assert signer.place.read_note(signer.place.list_sizes()[-1]) == records[-1]
-    assert set(note for _, note in read_all_notes(signer.place)) <= set(records)
+    assert {note for _, note in read_all_notes(signer.place)} <= set(records)
 
 
 def test_a_checkpoint_of_another_process_counts(
@@ -629,7 +631,12 @@ def test_a_damaged_proof_is_refused(engine: Engine, signer: LedgerSigner) -> Non
     ):
         with pytest.raises(LedgerMismatch):
             verify_entry_proof(forged, keys)
-    for document in ("", "[]", "{}", '{"type": "consistency", "format": 1, "old": 1, "new": 2, "hashes": [3]}'):
+    for document in (
+        "",
+        "[]",
+        "{}",
+        '{"type": "consistency", "format": 1, "old": 1, "new": 2, "hashes": [3]}',
+    ):
         with pytest.raises(LedgerMismatch, match="not a consistency proof"):
             verify_growth_proof(document, keys)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import pkgutil
 import subprocess
 import sys
 import threading
@@ -20,11 +21,12 @@ from oncemore.governance.checkpoint_copies import FolderPlace
 from oncemore.governance.checkpoint_thread import make_checkpoints_regularly, make_due_checkpoint
 from oncemore.governance.checkpoints import LedgerSigner, make_checkpoint, read_checkpoints
 from oncemore.governance.keys import generate_key
-from oncemore.queries import ledger_reports
 from oncemore.queries.ledger_reports import build_reports, write_reports
 from tests.governance.sample_log import Attacker, announce, book, fill_log, refuse, review
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from oncemore.steps.engine import Engine
     from oncemore.testing import FakeClock
 
@@ -148,7 +150,9 @@ def test_a_worker_makes_checkpoints(tmp_path: Path, key_file: Path) -> None:
         "if __name__ == '__main__':\n    import shop\n    shop.sell.submit(1)\n"
     )
     for words in (["shop.py"], ["-m", "oncemore", "worker", "shop", "--drain"]):
-        done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, timeout=60, check=False)
+        done = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, capture_output=True, timeout=60, check=False
+        )
         assert done.returncode == 0, done.stderr
     assert FolderPlace(tmp_path / "copies").list_sizes()
     with oncemore.open(tmp_path / "log.db") as engine:
@@ -280,7 +284,9 @@ def test_the_versioning_ledger_has_policies_decisions_and_removals(engine: Engin
     entries = build_reports(engine)["versioning_ledger"]
     kinds = {entry["kind"] for entry in entries}
     assert kinds == {"policy_version", "quarantine", "decision", "erase"}
-    decisions = {(entry["action"], entry["by"], entry["reason"]) for entry in entries if entry["kind"] == "decision"}
+    decisions = {
+        (entry["action"], entry["by"], entry["reason"]) for entry in entries if entry["kind"] == "decision"
+    }
     assert decisions == {("on", "an operator", "stop"), ("reject", "a reviewer", "not ours")}
     assert all(entry["at"].endswith("Z") for entry in entries)
     assert len({entry["id"] for entry in entries}) == len(entries)
@@ -314,10 +320,32 @@ def test_breakers_and_refusals_are_reported(engine: Engine, clock: FakeClock) ->
         with pytest.raises(oncemore.Error):
             transfer(number)
     reports = build_reports(engine)
-    changes = [(entry["provider"], entry["state"]) for entry in reports["versioning_ledger"] if entry["kind"] == "breaker"]
+    changes = [
+        (entry["provider"], entry["state"])
+        for entry in reports["versioning_ledger"]
+        if entry["kind"] == "breaker"
+    ]
     assert ("bank", "OPEN") in changes
     outcomes = {entry["outcome"] for entry in reports["pipeline_retry_log"]}
     assert "refused" in outcomes
+
+
+class Killed(BaseException):
+    """The process dies here."""
+
+
+def die_at(nth: int, target: str) -> Callable[..., Any]:
+    """Return a function that does what the target does, and dies at its nth call."""
+    calls: list[int] = []
+    original = pkgutil.resolve_name(target)
+
+    def call(*values: Any) -> Any:
+        calls.append(1)
+        if len(calls) == nth:
+            raise Killed
+        return original(*values)
+
+    return call
 
 
 @pytest.mark.req("GOV-7")
@@ -338,32 +366,11 @@ def test_both_files_are_replaced_as_a_whole_and_hold_each_entry_once(
     with pytest.raises(oncemore.PermanentFailure):
         refuse("another")
 
-    class Killed(BaseException):
-        pass
-
-    points = ("write", "fsync", "replace")
-    for point in points:
+    # The function that replaces a file, and the calls inside of it; each for both files.
+    for target in ("oncemore.queries.ledger_reports.replace_file", "os.fsync", "pathlib.Path.replace"):
         for nth in (1, 2):
-            calls: list[str] = []
-
-            def die(*values: Any, point: str = point, calls: list[str] = calls, nth: int = nth) -> Any:
-                calls.append(point)
-                if len(calls) == nth:
-                    raise Killed
-                return originals[point](*values)
-
-            originals: dict[str, Any] = {
-                "write": ledger_reports.replace_file,
-                "fsync": __import__("os").fsync,
-                "replace": Path.replace,
-            }
             with monkeypatch.context() as patched:
-                target = {
-                    "write": "oncemore.queries.ledger_reports.replace_file",
-                    "fsync": "os.fsync",
-                    "replace": "pathlib.Path.replace",
-                }[point]
-                patched.setattr(target, die)
+                patched.setattr(target, die_at(nth, target))
                 with pytest.raises(Killed):
                     write_reports(engine, root)
             for path in written:

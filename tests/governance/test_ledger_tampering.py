@@ -86,14 +86,13 @@ def test_a_flipped_field_of_any_entry_is_found(evidence: Evidence, column: str) 
             if column == "digest" and row["body"] is None and row["digest"] is None:
                 continue
             changed = flip_value(row[column])
-            update = f"UPDATE log SET {column}=? WHERE seq=?"
+            update = f"UPDATE log SET {column}=? WHERE seq=?"  # noqa: S608
             connection.execute(update, (changed, row["seq"]))
             try:
                 verify_ledger(engine, evidence.keys)
                 undetected.append((row["seq"], row["entity"]))
-            except StoreError as fault:
-                # Verification fails at that entry, or at one that the change has moved or unlinked.
-                assert str(fault)
+            except StoreError:
+                pass  # at that entry, or at one that the change has moved or unlinked
             current = changed if column == "seq" else row["seq"]
             connection.execute(update, (row[column], current))
         verify_ledger(engine, evidence.keys)
@@ -246,7 +245,9 @@ def test_what_only_a_checkpoint_from_outside_shows(
         evidence.verify(outside=True)
 
 
-def test_an_older_copy_of_the_database_is_found_only_from_outside(tmp_path: Path, signer: LedgerSigner) -> None:
+def test_an_older_copy_of_the_database_is_found_only_from_outside(
+    tmp_path: Path, signer: LedgerSigner
+) -> None:
     path = tmp_path / "log.db"
     with oncemore.open(path) as engine:
         fill_log(engine, signer)

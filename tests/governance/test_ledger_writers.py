@@ -32,7 +32,7 @@ def test_eight_writers_cause_no_alarm(
         try:
             for run in range(RUNS):
                 steps[run % 2](f"{number}-{run}")
-        except BaseException as error:  # noqa: BLE001 - raised in the main thread
+        except BaseException as error:
             errors.append(error)
 
     def sign_log() -> None:
@@ -41,7 +41,7 @@ def test_eight_writers_cause_no_alarm(
         try:
             while not done.is_set():
                 make_checkpoint(engines[WRITERS], signer)
-        except BaseException as error:  # noqa: BLE001 - raised in the main thread
+        except BaseException as error:
             errors.append(error)
 
     threads = [threading.Thread(target=write_runs, args=(number,)) for number in range(WRITERS)]

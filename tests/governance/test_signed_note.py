@@ -21,7 +21,9 @@ from oncemore.governance.signed_note import (
 )
 
 KEY = generate_key()
-CHECKPOINT = Checkpoint("oncemore/log-1", 12, sha256(b"root").digest(), at=1_789_456_123, last_seq=14, previous=9)
+CHECKPOINT = Checkpoint(
+    "oncemore/log-1", 12, sha256(b"root").digest(), at=1_789_456_123, last_seq=14, previous=9
+)
 NOTE = sign_checkpoint(CHECKPOINT, KEY)
 
 

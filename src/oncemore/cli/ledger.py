@@ -189,9 +189,7 @@ def _read_notes(files: Sequence[str]) -> list[tuple[str, str]]:
     return [(file, _read_text(file)) for file in files]
 
 
-def _verify_store(
-    store: str | None, keys: Sequence[str], against: Sequence[str], copy: str
-) -> CommandReport:
+def _verify_store(store: str | None, keys: Sequence[str], against: Sequence[str], copy: str) -> CommandReport:
     from oncemore.governance.checkpoint_copies import open_place
     from oncemore.governance.ledger_verify import verify_ledger
     from oncemore.queries.stores import open_existing, settings_for
@@ -208,7 +206,9 @@ def _print_verified(out: OutputWriter, report: LedgerReport) -> None:
 
     out.write_line(f"intact: {report.entries:,} entries of {report.entities:,} entities", "green")
     if not report.checkpoints:
-        out.write_line("no checkpoint: only the hash chains were checked (oncemore ledger checkpoint)", "yellow")
+        out.write_line(
+            "no checkpoint: only the hash chains were checked (oncemore ledger checkpoint)", "yellow"
+        )
         return
     out.write_line(
         f"{report.covered:,} entries are covered by {report.checkpoints} checkpoints, the last of "
@@ -226,7 +226,9 @@ def _print_verified(out: OutputWriter, report: LedgerReport) -> None:
             "yellow",
         )
     for removed in report.removed:
-        out.write_line(f"{removed.count:,} entries deleted by a prune of {removed.actor}: {removed.reason}")
+        out.write_line(
+            f"{removed.entry_count:,} entries deleted by a prune of {removed.actor}: {removed.reason}"
+        )
     for run in report.forgotten:
         if run.how == "erased":
             out.write_line(f"erased {run.key[:12]} of {run.step}, by {run.actor or '?'}: {run.reason or '?'}")
@@ -285,7 +287,7 @@ def _print_history(out: OutputWriter, history: ProvenHistory) -> None:
 
     out.write_line(f"proven: {history.entity}, {history.version} entries", "green")
     out.write_line(
-        f"position {history.index:,} of {history.size:,} in {history.origin}, signed "
+        f"position {history.position:,} of {history.size:,} in {history.origin}, signed "
         f"{format_time(history.covered_at)}"
     )
     for record in history.entries:
@@ -315,8 +317,12 @@ def prove(engine: Engine, subject: str, since: str, out: str) -> CommandReport:
     return CommandReport({"file": out}, lambda writer: writer.write_line(f"wrote {out}", "green"))
 
 
-@store_command("export", "oncemore ledger export november.jsonl\noncemore ledger export --without-bodies a.jsonl")
-@click.argument("file", type=click.Path(dir_okay=False), help="The file to write; an existing one is replaced.")
+@store_command(
+    "export", "oncemore ledger export november.jsonl\noncemore ledger export --without-bodies a.jsonl"
+)
+@click.argument(
+    "file", type=click.Path(dir_okay=False), help="The file to write; an existing one is replaced."
+)
 @flag_option("--without-bodies", "Leave out arguments, results and errors; the file verifies as well.")
 def export(engine: Engine, file: str, without_bodies: bool) -> CommandReport:
     """Write the log into one file that an auditor verifies with the public key alone.

@@ -79,8 +79,8 @@ def _parse_name(name: str) -> int | None:
 def _compare_notes(place: CheckpointPlace, size: int, existing: str, note: str) -> None:
     if existing != note:
         raise LedgerMismatch(
-            f"{place.url} has another checkpoint of size {size} than the log: the log was changed or replaced "
-            "since, or the place belongs to another log"
+            f"{place.url} has another checkpoint of size {size} than the log: the log was changed or "
+            "replaced since, or the place belongs to another log"
         )
 
 
@@ -126,7 +126,7 @@ class FolderPlace:
 
     def list_sizes(self) -> list[int]:
         """Return the sizes of the files, in order; a folder that does not exist is empty."""
-        names = os.listdir(self._folder) if self._folder.is_dir() else ()
+        names = [path.name for path in self._folder.iterdir()] if self._folder.is_dir() else ()
         return sorted(size for name in names if (size := _parse_name(name)) is not None)
 
     def read_note(self, size: int) -> str:
@@ -222,9 +222,7 @@ class NatsPlace:
             except NoKeysError:
                 return []
 
-        return sorted(
-            size for name in self._ask_bucket(list_keys) if (size := _parse_name(name)) is not None
-        )
+        return sorted(size for name in self._ask_bucket(list_keys) if (size := _parse_name(name)) is not None)
 
     def read_note(self, size: int) -> str:
         """Return the value of the key of a size."""
@@ -232,7 +230,7 @@ class NatsPlace:
         async def get_value(bucket: Any) -> str:
             return str((await bucket.get(_note_name(size))).value.decode())
 
-        return self._ask_bucket(get_value)
+        return str(self._ask_bucket(get_value))
 
     def _ask_bucket(self, ask: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
         """Run a request on the bucket, in a thread of its own: the caller may run an event loop."""

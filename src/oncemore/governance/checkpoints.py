@@ -115,9 +115,9 @@ def check_newest_copy(engine: Engine, head: LoadedHead, place: CheckpointPlace |
             return
     own = "no checkpoint" if head.record is None else f"{head.record.size:,} entries of {head.record.origin}"
     raise LedgerMismatch(
-        f"the newest checkpoint in {place.url} covers {copied.size:,} entries of {copied.origin}, and the log "
-        f"does not have it (it has {own}): the log was cut, changed, or replaced by an older copy or another "
-        "log. Nothing was signed"
+        f"the newest checkpoint in {place.url} covers {copied.size:,} entries of {copied.origin}, and the "
+        f"log does not have it (it has {own}): the log was cut, changed, or replaced by an older copy or "
+        "another log. Nothing was signed"
     )
 
 
@@ -208,8 +208,8 @@ def _extend_tree(
         last_seq = max(last_seq, item.seq)
     if tree.size < record.size:
         raise LedgerMismatch(
-            f"the last checkpoint covers {record.size:,} entries, and the log has {tree.size:,}: entries were "
-            "deleted. Nothing was signed"
+            f"the last checkpoint covers {record.size:,} entries, and the log has {tree.size:,}: entries "
+            "were deleted. Nothing was signed"
         )
     if tree.size == record.size:
         _check_root(record, tree)

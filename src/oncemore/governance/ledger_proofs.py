@@ -3,7 +3,7 @@
 *Inclusion*: a text file of the C2SP format "tlog-proof", with the suffix `.tlog-proof`:
 
     c2sp.org/tlog-proof@v1
-    extra eyJlbnRyaWVzIjpb…          base64 of {"entries": […]}, the entries of the entity up to the proven one
+    extra eyJlbnRyaWVzIjpb…          base64 of {"entries": […]}: those of the entity up to the proven one
     index 17                         the position of the proven entry in the tree
     4q3+…                            the hashes from the leaf to the root, one per line
                                      an empty line
@@ -62,7 +62,7 @@ class ProvenHistory(Value):
 
     entity: str
     version: int
-    index: int
+    position: int
     size: int
     origin: str
     covered_at: int
@@ -135,16 +135,16 @@ def verify_entry_proof(text: str, keys: Sequence[VerifyKey]) -> ProvenHistory:
     except (KeyError, ValueError, msgspec.MsgspecError) as fault:
         raise LedgerMismatch(f"the proof is damaged: {fault}") from None
     last = _verify_history(records)
-    index = int(match[1])
-    if not is_included(hash_leaf(last.hash), index, checkpoint.size, hashes, checkpoint.root):
+    position = int(match[1])
+    if not is_included(hash_leaf(last.hash), position, checkpoint.size, hashes, checkpoint.root):
         raise LedgerMismatch(
             f"the proof fails: the checkpoint of size {checkpoint.size:,} does not have this entry at "
-            f"position {index}"
+            f"position {position}"
         )
     return ProvenHistory(
         entity=last.entity,
         version=last.version,
-        index=index,
+        position=position,
         size=checkpoint.size,
         origin=checkpoint.origin,
         covered_at=checkpoint.at,
@@ -184,7 +184,7 @@ def prove_growth(engine: Engine, old_note: str) -> str:
         )
 
     def read_leaves(order: LogOrder) -> list[bytes]:
-        leaves = []
+        leaves: list[bytes] = []
         for item in read_in_order(engine.store, order):
             if len(leaves) == new.size:
                 break

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class RemovedEntries(Value):
     """Entries that a prune has deleted and recorded: how many, by which task and actor, and why."""
 
-    count: int
+    entry_count: int
     task: str
     actor: str
     reason: str

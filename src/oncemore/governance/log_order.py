@@ -135,7 +135,7 @@ def _merge_entries(
 ) -> Iterator[Entry | bytes]:
     count = len(order.switch_positions)
     first_switches = islice(store.read_entries(SWITCHES_ENTITY), count)
-    switches = {at: entry for at, entry in zip(order.switch_positions, first_switches, strict=False)}
+    switches = dict(zip(order.switch_positions, first_switches, strict=False))
     others = (entry for entry in entries if entry.entity != SWITCHES_ENTITY or entry.version > count)
     entry = next(others, None)
     while True:
@@ -241,7 +241,9 @@ class LeafPositions:
     def _find_position(self, entry: Entry) -> int:
         index = bisect_left(self._seqs, entry.seq)
         if index == len(self._seqs) or self._seqs[index] != entry.seq:
-            read_with_order(self._engine, self._scan_log)  # at first use, and for an entry that was written after the last pass
+            read_with_order(
+                self._engine, self._scan_log
+            )  # at first use, and for an entry that was written after the last pass
             index = bisect_left(self._seqs, entry.seq)
             if index == len(self._seqs) or self._seqs[index] != entry.seq:
                 raise StoreError(f"entry {entry.seq} ({entry.entity}) is not in the log; verify the log")

@@ -17,7 +17,7 @@ from oncemore.log.store import Head, HeadIndex, HeadQuery
 from oncemore.steps.history import KINDS, verify_chain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from oncemore.log.store import Entry, Store
 
@@ -68,7 +68,7 @@ def index_head(entity: str, state: Any) -> HeadIndex:
 def rebuild_heads(
     store: Store,
     progress: Callable[[int, int], object] = lambda done, whole: None,
-    fold_page: Callable[[Iterable[Entry], Known], object] = verify_chain,
+    fold_page: Callable[[list[Entry], Known], object] = verify_chain,
     known: Known | None = None,
 ) -> RebuildReport:
     """Fold the whole log and compare every head; raise `StoreError` for the first entry that does not fit.

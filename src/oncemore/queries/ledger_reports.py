@@ -27,7 +27,6 @@ from oncemore.steps.history import KINDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
 
     from oncemore.log.store import Entry
@@ -194,7 +193,7 @@ class _ReportBuilder:
     def _find_label(self, dataset: str) -> str:
         """Return the CARE label of a dataset in the registry; empty if it has none."""
         if dataset not in self._labels:
-            kind = KINDS.get("dataset")
+            kind: Any = KINDS.get("dataset")
             head = None if kind is None else self._engine.store.load_head(f"dataset/{dataset}")
             record = None if head is None else decode_head(head.head, kind)
             self._labels[dataset] = str(getattr(record, "care_label", "") or "")
