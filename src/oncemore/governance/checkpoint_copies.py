@@ -2,7 +2,7 @@
 
     /srv/checkpoints                a folder, also file:///srv/checkpoints
     s3://bucket/prefix              object storage, through `obstore`
-    nats://host:4222/BUCKET         a key-value bucket, which is created if it is missing
+    nats://host:4222/BUCKET         a key-value bucket; it is created if it is missing
 
 A checkpoint is one file, object or key, named by its size, and is never replaced. One that exists with other
 bytes is a `LedgerMismatch`: the log has another history than the one that was copied. A place belongs to one
@@ -86,6 +86,7 @@ def _compare_notes(place: CheckpointPlace, size: int, existing: str, note: str) 
 
 def replace_file(path: Path, content: bytes) -> None:
     """Write a file so that a reader sees the old or the new content, and a crash leaves one of them."""
+    # In the same folder, because a rename is atomic only within a file system.
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -126,6 +127,7 @@ class FolderPlace:
 
     def list_sizes(self) -> list[int]:
         """Return the sizes of the files, in order; a folder that does not exist is empty."""
+        # Other files in the folder, and half-written ones, have other names.
         names = [path.name for path in self._folder.iterdir()] if self._folder.is_dir() else ()
         return sorted(size for name in names if (size := _parse_name(name)) is not None)
 

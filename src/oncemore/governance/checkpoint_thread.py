@@ -2,7 +2,7 @@
 
 Steps do not wait for it: it reads the log and appends one entry, as any other process may. Of all workers of
 a store the first one whose interval is over makes the checkpoint; the others find it made. A mismatch is
-logged as an error at every interval and stops no work: what was done cannot be undone, and an operator has to
+logged as an error at every interval and stops no work: work that is done stays done, and an operator has to
 look at the store.
 """
 
@@ -54,6 +54,7 @@ def make_checkpoints_regularly(engine: Engine, settings: EngineSettings) -> Iter
 def make_due_checkpoint(engine: Engine, signer: LedgerSigner, every_s: float) -> float:
     """Make a checkpoint if the last one is old enough; return the seconds until the next one is due."""
     try:
+        # By the store's clock, so that all workers of a store agree on the age.
         record = load_ledger_head(engine).record
         age_s = every_s if record is None else engine.now() - parse_note(record.note)[0].at
         # A clock that was set back must not stop the checkpoints.

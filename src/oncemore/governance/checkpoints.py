@@ -2,7 +2,7 @@
 
 A checkpoint is an entry of the entity `ledger/checkpoints`, so that each one is linked to the one before it
 and is covered by the next. Its entry holds the roots of the complete subtrees as well: the next checkpoint
-reads only the entries after it. The order of the writes, and what a crash between them means:
+reads only the entries after it. The order of the writes, and the meaning of a crash between them:
 
     1. the entry in the log          before it: nothing happened; the next call makes the checkpoint
     2. the copy in the second place  before it: the next call copies the checkpoint of the log first
@@ -11,7 +11,7 @@ So the newest copy is always one of the checkpoints of the log. If it is not, th
 replaced: `LedgerMismatch`, and nothing is signed.
 
 Entries of running appends have no place in the order yet. Every store returns only the entries below them
-(`Store.read_entries`), so that concurrent writers never change what a checkpoint covers.
+(`Store.read_entries`), so that concurrent writers never change the entries that a checkpoint covers.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class CheckpointReport(Value):
 
 
 class LedgerSigner(Value):
-    """What makes checkpoints: the private key, and the second place if there is one."""
+    """The private key that signs checkpoints, and their second place if there is one."""
 
     key: SigningKey
     place: CheckpointPlace | None = None
@@ -84,6 +84,7 @@ def make_checkpoint(engine: Engine, signer: LedgerSigner) -> CheckpointReport:
 
     A log without new entries gets no new checkpoint; the last one is copied if its copy is missing.
     """
+    # Before anything is signed: a checkpoint of a replaced log would hide the replacement.
     head = load_ledger_head(engine)
     check_newest_copy(engine, head, signer.place)
     if head.record is None:
@@ -106,6 +107,7 @@ def check_newest_copy(engine: Engine, head: LoadedHead, place: CheckpointPlace |
     sizes = [] if place is None else place.list_sizes()
     if place is None or not sizes:
         return
+    # The newest alone: each was checked when it was the newest, and `verify` compares all.
     note = place.read_note(sizes[-1])
     if head.record is not None and head.record.note == note:
         return
@@ -131,7 +133,7 @@ def read_checkpoints(engine: Engine) -> Iterator[CheckpointRecord]:
 
 
 def _begin_ledger(engine: Engine, head: LoadedHead, key: SigningKey) -> LoadedHead:
-    """Write the first checkpoint, of an empty tree, which gives the log its name.
+    """Write the first checkpoint, of an empty tree; it gives the log its name.
 
     From this entry on, every prune records the entries that it deletes (`governance.log_order`).
     """
@@ -145,7 +147,7 @@ def _begin_ledger(engine: Engine, head: LoadedHead, key: SigningKey) -> LoadedHe
 
 def _refuse_running_prunes(engine: Engine, head: LoadedHead) -> None:
     """Raise `InProgress` if a prune that began before the first checkpoint may still delete entries."""
-    # Later ones have seen the first checkpoint, and record what they delete.
+    # Later ones have seen the first checkpoint, and record all entries that they delete.
     if head.record.size:
         return
     running = dict(list_tasks(engine, "prune", "OPEN"))

@@ -1,7 +1,7 @@
 """Check entries against checkpoints: the one check of stores, exports and proofs.
 
 `LedgerCheck` computes the Merkle tree of the entries that it is given and compares its root at the size of
-each checkpoint. It finds what the hash chains of single entities cannot show: an entity that was deleted
+each checkpoint. It finds changes that no hash chain of a single entity shows: an entity that was deleted
 whole, a chain that was rewritten with correct hashes, entries of different entities that changed places, and
 a log that was cut or replaced by an older copy.
 """
@@ -39,6 +39,7 @@ class LedgerCheck:
     """The tree of a log that is being read, and the checkpoints that it is compared with."""
 
     def __init__(self, expected: Iterable[ExpectedRoot], order: LogOrder | None = None) -> None:
+        # The next one to compare is the last of the list.
         self._expected = sorted(expected, key=lambda root: root.size, reverse=True)
         # Without deleted entries and without a move, the order of `seq` is the order of the tree.
         has_own_order = order is not None and (order.removed or order.switch_positions)
@@ -74,7 +75,7 @@ class LedgerCheck:
         self._tree.add_leaf_hashes(leaves)
 
     def finish(self) -> None:
-        """Add what comes after the last entry; raise `LedgerMismatch` if a checkpoint covers more."""
+        """Add the leaves after the last entry; raise `LedgerMismatch` if a checkpoint covers more."""
         if self._merger is not None:
             self.add_hashes(self._merger.place_rest())
         for missing in self._expected:

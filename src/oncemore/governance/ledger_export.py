@@ -75,7 +75,7 @@ class ExportVerification(Value):
 
     entries      the number of entries in the file
     removed      the number of entries that a prune deleted
-    unexplained  the number of them whose record is encrypted and could not be read here
+    unexplained  the number of those with an encrypted record, unreadable here
     bodies       the number of entries with a body
     covered_at   when the newest checkpoint was made, in POSIX seconds
     key_ids      the keys by which signatures were checked
@@ -225,6 +225,7 @@ def _decode_hex(text: str) -> bytes:
 def read_records(file: BinaryIO) -> Iterator[dict[str, Any]]:
     """Yield the objects of JSON lines; raise `LedgerMismatch` with the number of a damaged line."""
     number = 0
+    # A limit, because the file comes from a stranger: a line without an end must not fill the memory.
     while line := file.readline(MAX_LINE_BYTES):
         number += 1
         try:
@@ -331,6 +332,7 @@ def verify_export(
     """
     if not keys:
         raise UsageError("give the public key of the log: without it nothing proves who made the file")
+    # The checkpoints are in the first line, so that the file is read once and never held in memory.
     exported = ExportedLedger(read_records(file))
     records = [_restore_record(note) for note in exported.notes]
     expected = check_chain_of_checkpoints(records, keys)
@@ -341,6 +343,7 @@ def verify_export(
     for page in exported.read_pages():
         check.add_hashes(page)
     check.finish()
+    # Entries after the newest checkpoint would have no signature.
     newest = parse_note(exported.notes[-1])[0]
     if check.size != newest.size:
         raise LedgerMismatch(f"the file has {check.size - newest.size:,} entries after its newest checkpoint")
@@ -359,7 +362,7 @@ def verify_export(
 
 
 def _restore_record(note: str) -> CheckpointRecord:
-    """Return the record of a checkpoint in a file, which has the text alone."""
+    """Return the record of a checkpoint, made from its text alone."""
     checkpoint = parse_note(note)[0]
     return CheckpointRecord(
         origin=checkpoint.origin, size=checkpoint.size, last_seq=checkpoint.last_seq, note=note

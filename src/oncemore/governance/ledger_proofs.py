@@ -55,7 +55,7 @@ _INDEX = re.compile(r"index (0|[1-9][0-9]{0,15})")
 
 
 class ProvenHistory(Value):
-    """What an inclusion proof shows: the entries of an entity, and the checkpoint that covers the last one.
+    """The content of a valid inclusion proof: the entries of an entity, and the checkpoint that covers the last one.
 
     entries  the JSON objects of the entries, as in an export
     """
@@ -70,7 +70,7 @@ class ProvenHistory(Value):
 
 
 class ProvenGrowth(Value):
-    """What a consistency proof shows: the log of the new size begins with the log of the old size."""
+    """The content of a valid consistency proof: the log of the new size begins with the log of the old size."""
 
     origin: str
     old_size: int
@@ -104,6 +104,7 @@ def prove_entry(engine: Engine, subject: str) -> str:
         return leaves, index, found
 
     leaves, index, entry = read_with_order(engine, find_leaf)
+    # A proof of a changed log would fail at the auditor, and only say that it fails.
     if compute_root(leaves) != newest.root:
         raise LedgerMismatch("the log does not match its newest checkpoint; run oncemore ledger verify")
     entries = [
@@ -134,6 +135,7 @@ def verify_entry_proof(text: str, keys: Sequence[VerifyKey]) -> ProvenHistory:
         hashes = [decode_base64(line) for line in lines[3:]]
     except (KeyError, ValueError, msgspec.MsgspecError) as fault:
         raise LedgerMismatch(f"the proof is damaged: {fault}") from None
+    # The proof is of the last entry; the hash of each entry covers the one before it.
     last = _verify_history(records)
     position = int(match[1])
     if not is_included(hash_leaf(last.hash), position, checkpoint.size, hashes, checkpoint.root):

@@ -1,6 +1,6 @@
 """Verify a whole log: every chain, every head, every checkpoint, every signature, every copy outside.
 
-Which fault needs a checkpoint that is kept outside of the store:
+Whether finding a fault needs a checkpoint that is kept outside of the store:
 
     a changed, deleted, duplicated or exchanged entry     no: chains and signed checkpoints show it
     a rewritten chain with correct hashes                 no, if a checkpoint in the log covers it
@@ -9,7 +9,7 @@ Which fault needs a checkpoint that is kept outside of the store:
     all checkpoints deleted, and the log rewritten        yes
     an older copy, or another log, in place of the log    yes
 
-Entries after the last checkpoint have their chains only: who can write the store can rewrite them.
+Entries after the last checkpoint have their chains only: a writer of the store can rewrite them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LedgerReport(Value):
     outside      the number of checkpoints from outside that the log was compared with
     key_ids      the keys by which signatures were checked; empty: they were not checked
     removed      deletions of entries by prunes
-    forgotten    runs whose bodies were pruned or erased
+    forgotten    runs with pruned or erased bodies
     """
 
     entries: int
@@ -82,7 +82,7 @@ def verify_ledger(
 
     keys     the public keys that may have signed the checkpoints
     against  checkpoints from outside: the name of each for messages, and its text
-    place    the second place, whose checkpoints are compared as well
+    place    the second place; all of its checkpoints are compared as well
     """
     outside = [*against, *(read_all_notes(place) if place is not None else ())]
     if outside and not keys:

@@ -1,7 +1,7 @@
 """The order of the entries in the Merkle tree of a log.
 
 The leaves of the tree are the hashes of the entries, in the order of `seq`. Two operations of maintenance
-change what a store holds without changing that order:
+change the content of a store without changing that order:
 
 * `prune` deletes the entries of forgotten keys and of dead workers. Before it does, it records the position
   and the hash of each of them in its own entry, under "leaves" (`LeafPositions`). They stay in the tree.
@@ -59,7 +59,7 @@ class RemovedLeaf(Value):
 
 
 class LogOrder(Value):
-    """What the order of the leaves depends on besides `seq`.
+    """The deletions and the move that the order of the leaves depends on besides `seq`.
 
     arrival_version   version of the entry of the switches that completed the last move; 0: none
     switch_positions  the positions of the first entries of the switches
@@ -83,6 +83,7 @@ def has_checkpoints(engine: Engine) -> bool:
 
 def load_order(engine: Engine) -> LogOrder:
     """Read the deleted entries and the last move from the log."""
+    # Prunes are few, and only they delete entries.
     removed: dict[int, RemovedLeaf] = {}
     for entity, task in list_tasks(engine, "prune"):
         for entry in engine.store.read_entries(entity):
@@ -135,6 +136,7 @@ def _merge_entries(
 ) -> Iterator[Entry | bytes]:
     count = len(order.switch_positions)
     first_switches = islice(store.read_entries(SWITCHES_ENTITY), count)
+    # A moved log has these entries first; each is put back to its former position.
     switches = dict(zip(order.switch_positions, first_switches, strict=False))
     others = (entry for entry in entries if entry.entity != SWITCHES_ENTITY or entry.version > count)
     entry = next(others, None)

@@ -156,6 +156,7 @@ def is_included(leaf_hash: bytes, index: int, size: int, proof: Sequence[bytes],
     """Whether a proof shows that a leaf is at an index of the tree with this size and root."""
     if not 0 <= index < size:
         return False
+    # On each level `position` is the node on the way to the root, `last` the last node.
     position, last, node = index, size - 1, leaf_hash
     for sibling in proof:
         if last == 0:
@@ -182,11 +183,13 @@ def is_consistent(
     if old_size == 0:
         return not proof and old_root == EMPTY_ROOT
     nodes = list(proof)
+    # A tree with a power of two of leaves is itself a node of the new tree, so the proof leaves it out.
     if old_size.bit_count() == 1:
         nodes.insert(0, old_root)
     if not nodes:
         return False
     position, last = old_size - 1, new_size - 1
+    # The largest complete subtree at the end of the old tree is the first node of the proof.
     while position & 1:
         position, last = position >> 1, last >> 1
     old_node = new_node = nodes[0]

@@ -103,6 +103,7 @@ def parse_note(note: str) -> tuple[Checkpoint, str, list[NoteSignature]]:
 
     Raise `LedgerMismatch` for a text that is not such a note.
     """
+    # The last empty line ends the text: no line of a checkpoint is empty.
     text, separator, lines = note.rpartition("\n\n")
     if not separator or len(note.encode("utf-8", "replace")) > MAX_NOTE_BYTES or not note.endswith("\n"):
         raise LedgerMismatch("this is not a checkpoint: a text, an empty line and signature lines")

@@ -176,7 +176,8 @@ def _compare_head(
     version, digest, state = folded
     name = head.entity if head is not None else entity
     index = build_index(state) if type(state) is RunRecord else index_head(name, state)
-    right = make(Head, (name, version, digest, encode_head(state), index, seq, None))
+    fields_of_head = (name, version, digest, encode_head(state), index, seq, None)
+    right = make(Head, fields_of_head)
     # The common case first: the body, which lists of heads lack, is the only field that is not compared.
     if head is not None and head[:6] == right[:6]:
         return ()
