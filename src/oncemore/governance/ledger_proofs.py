@@ -55,7 +55,7 @@ _INDEX = re.compile(r"index (0|[1-9][0-9]{0,15})")
 
 
 class ProvenHistory(Value):
-    """The content of a valid inclusion proof: the entries of an entity, and the checkpoint that covers the last one.
+    """A valid inclusion proof: the entries of an entity, and the checkpoint that covers the last one.
 
     entries  the JSON objects of the entries, as in an export
     """
@@ -70,7 +70,7 @@ class ProvenHistory(Value):
 
 
 class ProvenGrowth(Value):
-    """The content of a valid consistency proof: the log of the new size begins with the log of the old size."""
+    """A valid consistency proof: the log of the new size begins with the log of the old size."""
 
     origin: str
     old_size: int
