@@ -50,6 +50,18 @@ async def flow_async(n: int) -> int:
     return await work_async(n)
 
 
+@DBOS.workflow()
+def five_steps(n: int) -> int:
+    for stage in range(5):
+        n = work(n + stage)
+    return n
+
+
+def five(n: int) -> None:
+    for at in range(n):
+        five_steps(at)
+
+
 def one(n: int) -> None:
     for at in range(n):
         flow(at)
@@ -79,7 +91,9 @@ def threads(n: int) -> None:
         pass
 
 
-SUBJECTS: dict[str, Callable[[int], None]] = {"one": one, "again": again, "tasks": tasks, "threads": threads}
+SUBJECTS: dict[str, Callable[[int], None]] = {
+    "one": one, "five": five, "again": again, "tasks": tasks, "threads": threads,
+}  # fmt: skip
 
 
 def served(name: str, n: int) -> list[int]:

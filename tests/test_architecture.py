@@ -33,13 +33,15 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "clock",
         "_values",
         "_driver",
+        "_listeners",
+        "events",
     ),
     ("policy", "classifiers", "log", "audit"),
     ("limits", "artifacts"),
     ("retries", "steps"),
     (
         *("backoff", "control", "governance", "http", "inbox", "jitter", "maintenance", "messaging"),
-        *("open_engine", "outbox", "workers"),
+        *("open_engine", "outbox", "schedules", "telemetry", "workers", "workflows"),
     ),
     (PACKAGE,),
     ("queries", "testing"),
@@ -51,6 +53,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 #: Folders that import a folder of a higher layer, with the reason. Only these pairs may.
 UPWARD: dict[tuple[str, str], str] = {
+    ("policy", "governance"): "a governed policy file is verified when it is loaded",
+    ("steps", "governance"): "a store remembers the versions of governed policies before their first run",
     ("config", "messaging"): "the setting `notify` is checked by the parser of sinks",
     ("artifacts", "steps"): "an artifact is put by an attempt and recorded by its engine",
     ("limits", "steps"): "the limits of durable calls are records of an engine",
@@ -64,6 +68,7 @@ UPWARD: dict[tuple[str, str], str] = {
     ("steps", "workers"): "`Step.map` and `Step.submit` hand runs to workers",
     ("steps", "maintenance"): "the engine offers backup, prune and erase as methods",
     ("steps", "open_engine"): "a step finds its engine in the settings",
+    ("steps", "workflows"): "a run takes signals and shows its journal, and an attempt may wait",
     ("log", "artifacts"): "tagged JSON carries references to artifacts",
     ("log", "steps"): "building a write needs the operations of the flow",
     ("maintenance", "queries"): "the replay sandbox loads the modules that define the steps",
@@ -84,6 +89,7 @@ PURE_FILES = {
         "oncemore.policy.verdict",
     ),
     *("oncemore.limits.breaker_rules", "oncemore.limits.concurrency_rules", "oncemore.limits.cooldown_rules"),
+    *("oncemore.limits.queue_rules", "oncemore.schedules.record"),
     *("oncemore.limits.rate_rules", "oncemore.control.model", "oncemore.log.record"),
     *("oncemore.maintenance.lineage", "oncemore.maintenance.retention_rules"),
     *("oncemore.workers.map_items", "oncemore.workers.turns"),

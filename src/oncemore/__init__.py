@@ -20,7 +20,8 @@ from oncemore._version import __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from oncemore import backoff, jitter
+    from oncemore import backoff, events, jitter
+    from oncemore._listeners import EventSubscription, on_event
     from oncemore.artifacts.artifact import Artifact
     from oncemore.classifiers.classify import classify
     from oncemore.classifiers.custom import classifier
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
         RestoredCopy,
         ResultUnavailable,
         RetriesExhausted,
+        SignalTimeout,
         StaleDecision,
         StepFailed,
         StoreError,
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
     from oncemore.limits.cooldown_rules import Cooldown
     from oncemore.limits.declarations import Breaker, Budget, Rate
     from oncemore.log.encryption import EarlierBodies
+    from oncemore.log.type_registry import register_type
     from oncemore.open_engine import open  # noqa: A004 - read as oncemore.open
     from oncemore.policy.backoff import Jitter, Schedule
     from oncemore.policy.decide import Decision
@@ -71,6 +74,7 @@ if TYPE_CHECKING:
     from oncemore.retries.decorator import attempts, retry, retrying
     from oncemore.retries.report import RetryReport, get_decision
     from oncemore.retries.timeouts import abandoned_calls
+    from oncemore.schedules.decorator import schedule
     from oncemore.steps.attempt import Attempt, current
     from oncemore.steps.context import context
     from oncemore.steps.decorator import Step, step
@@ -80,9 +84,11 @@ if TYPE_CHECKING:
     from oncemore.steps.secret import Secret
     from oncemore.workers.job_run import JobRun
     from oncemore.workers.worker import Worker
+    from oncemore.workflows.workflow import Workflow, set_value, sleep, wait_for, workflow
 
 # The same names as strings: the imports above are only for the type checker.
 _NAMES_BY_MODULE = {
+    "oncemore._listeners": "EventSubscription on_event",
     "oncemore.artifacts.artifact": "Artifact",
     "oncemore.classifiers.classify": "classify",
     "oncemore.classifiers.custom": "classifier",
@@ -90,11 +96,12 @@ _NAMES_BY_MODULE = {
     "DeadlineExceeded Deferred Error InProgress KeyConflict KeyExpired LeaseLost "
     "LedgerMismatch MissingExtra NeedsReview NotPermitted OutcomeUncertain OutcomeUnknown "
     "PermanentError PermanentFailure PolicyError PolicyViolation PolicyWarning "
-    "Quarantined RestoredCopy ResultUnavailable RetriesExhausted StaleDecision "
+    "Quarantined RestoredCopy ResultUnavailable RetriesExhausted SignalTimeout StaleDecision "
     "StepFailed StoreError TransientError UsageError",
     "oncemore.limits.cooldown_rules": "Cooldown",
     "oncemore.limits.declarations": "Breaker Budget Rate",
     "oncemore.log.encryption": "EarlierBodies",
+    "oncemore.log.type_registry": "register_type",
     "oncemore.open_engine": "open",
     "oncemore.policy.backoff": "Jitter Schedule",
     "oncemore.policy.decide": "Decision",
@@ -104,6 +111,7 @@ _NAMES_BY_MODULE = {
     "oncemore.retries.decorator": "attempts retry retrying",
     "oncemore.retries.report": "RetryReport get_decision",
     "oncemore.retries.timeouts": "abandoned_calls",
+    "oncemore.schedules.decorator": "schedule",
     "oncemore.steps.attempt": "Attempt current",
     "oncemore.steps.context": "context",
     "oncemore.steps.decorator": "Step step",
@@ -113,10 +121,11 @@ _NAMES_BY_MODULE = {
     "oncemore.steps.secret": "Secret",
     "oncemore.workers.job_run": "JobRun",
     "oncemore.workers.worker": "Worker",
+    "oncemore.workflows.workflow": "Workflow set_value sleep wait_for workflow",
 }
 _MODULE_OF_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 #: Public modules that need no import of their own: `oncemore.backoff.exponential(1)`.
-_MODULES = ("backoff", "jitter")
+_MODULES = ("backoff", "events", "jitter")
 
 __all__ = [
     "AbandonedCall",
@@ -137,6 +146,7 @@ __all__ = [
     "EarlierBodies",
     "Engine",
     "Error",
+    "EventSubscription",
     "Failure",
     "InProgress",
     "Jitter",
@@ -165,6 +175,7 @@ __all__ = [
     "Run",
     "Schedule",
     "Secret",
+    "SignalTimeout",
     "StaleDecision",
     "Step",
     "StepFailed",
@@ -172,6 +183,7 @@ __all__ = [
     "TransientError",
     "UsageError",
     "Worker",
+    "Workflow",
     "__version__",
     "abandoned_calls",
     "applied",
@@ -181,15 +193,23 @@ __all__ = [
     "classify",
     "context",
     "current",
+    "events",
     "get_decision",
     "jitter",
     "not_applied",
+    "on_event",
     "open",
+    "register_type",
     "retry",
     "retrying",
+    "schedule",
+    "set_value",
+    "sleep",
     "step",
     "time_remaining",
     "unknown",
+    "wait_for",
+    "workflow",
 ]
 
 

@@ -26,6 +26,7 @@
     │   ├── OutcomeUnknown              a `once` effect may have happened
     │   ├── LeaseLost                   another worker took over before the result was stored
     │   └── ResultUnavailable           the work is done, but its value could not be stored
+    ├── SignalTimeout (TimeoutError)  no signal came before the time-out of `wait_for`
     ├── StoreError                    the store: unreachable, full or damaged
     │   └── LedgerMismatch              the log does not match a checkpoint: it was changed or replaced
     └── IllegalTransition             a bug in oncemore: a state may not follow another
@@ -79,6 +80,7 @@ __all__ = [
     "RestoredCopy",
     "ResultUnavailable",
     "RetriesExhausted",
+    "SignalTimeout",
     "StaleDecision",
     "StepFailed",
     "StoreError",
@@ -272,6 +274,10 @@ class ResultUnavailable(OutcomeUncertain):
     def __reduce__(self) -> tuple[object, ...]:
         # Without the value, which cannot be encoded.
         return type(self), (self.args[0],)
+
+
+class SignalTimeout(Error, TimeoutError):
+    """No signal of the name came before the time-out of `oncemore.wait_for`."""
 
 
 class StoreError(Error):

@@ -293,7 +293,7 @@ def test_a_run_whose_worker_died_is_closed_and_not_begun_again_while_stopped(tmp
         Worker(engine, [ship], poll_s=0.05).run_until_idle()
         run = ship.last_run("a")
         assert run is not None
-        assert (run.status, run.reason, run.state.attempt_count) == ("SOFT_FAIL", "lease_expired", 1)
+        assert (run.status, run.reason, run.state.crash_count) == ("SOFT_FAIL", "lease_expired", 1)
         assert calls == []
         engine.switches.off(reason="seen")
         assert ship("a") == "shipped a"

@@ -45,7 +45,13 @@ if TYPE_CHECKING:
     from tests.crash.harness import CrashPoint, Script
 
 ENTITY = "run/k"
-POLICY = Policy("crash", max_attempts=3, schedule=Schedule("fixed", delays=(5.0, 7.0)), jitter=Jitter("none"))
+POLICY = Policy(
+    "crash",
+    max_attempts=3,
+    max_crashes=None,
+    schedule=Schedule("fixed", delays=(5.0, 7.0)),
+    jitter=Jitter("none"),
+)
 
 
 class TransientProblem(Exception):

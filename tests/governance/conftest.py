@@ -1,4 +1,4 @@
-"""Every test here has an isolated environment; a ledger has a key and a folder as its second place."""
+"""Every test starts in its own folder, without settings and without loaded policies."""
 
 from __future__ import annotations
 
@@ -9,12 +9,21 @@ import pytest
 from oncemore.governance.checkpoint_copies import FolderPlace
 from oncemore.governance.checkpoints import LedgerSigner
 from oncemore.governance.keys import generate_key
+from oncemore.policy import files
 from tests.fixtures import _isolated, clock, engine
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 __all__ = ["_isolated", "clock", "engine"]
+
+
+@pytest.fixture(autouse=True)
+def _no_loaded_policies() -> Iterator[None]:
+    files.forget()
+    yield
+    files.forget()
 
 
 @pytest.fixture

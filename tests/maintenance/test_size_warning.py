@@ -111,7 +111,7 @@ def make_monitored_engine() -> tuple[oncemore.Engine, FixedSizes, list[Any]]:
         lambda: store,
         "memory:",
         warn=SizeLimits(100, 10, 50),
-        on_event=lambda what, seen: heard.append((what, seen)),
+        on_event=heard.append,
     )
     assert engine.store is store
     return engine, store.at, heard
@@ -130,8 +130,8 @@ def test_a_size_warning_is_given_once_and_again_after_the_size_fell(
     house.sizes = StorageSpace(101 * MB, 0, 10**12)
     for _ in range(5):
         engine.leases.renew_leases()
-    assert [(what, one.what, one.bytes, one.limit) for what, one in heard] == [
-        ("store_size", "the store", 101 * MB, 100 * MB)
+    assert [(one.what, one.size_bytes, one.limit_bytes) for one in heard] == [
+        ("the store", 101 * MB, 100 * MB)
     ]
     assert count_warnings(caplog) == 1
     assert "the store is 101 MiB, the limit is 100 MiB; prune finished runs" in caplog.text
@@ -154,7 +154,7 @@ def test_a_low_disk_warning_is_given_once(
     for left in (200, 49, 20, 52, 10, 200, 5):
         house.sizes = StorageSpace(0, 0, left * MB)
         engine.leases.renew_leases()
-    assert [one.bytes // MB for _, one in heard] == [49, 5]
+    assert [one.size_bytes // MB for one in heard] == [49, 5]
     assert "the free space of the disk is 49 MiB" in caplog.text
 
 
@@ -171,7 +171,7 @@ def test_a_wal_that_cannot_shrink_is_reported_once_with_the_reason(make_monitore
     house.sizes, house.reason = StorageSpace(0, 11 * MB, None), "somebody reads"
     for _ in range(3):
         engine.leases.renew_leases()
-    assert [(one.what, one.advice) for _, one in heard] == [("its write-ahead file", "somebody reads")]
+    assert [(one.what, one.advice) for one in heard] == [("its write-ahead file", "somebody reads")]
     house.sizes = StorageSpace(0, 1, None)
     engine.leases.renew_leases()
     house.sizes = StorageSpace(0, 12 * MB, None)

@@ -13,7 +13,7 @@ from oncemore.policy.verdict import decide_verdict
 LEGAL = {
     ("PENDING", "RUNNING"), ("RUNNING", "SOFT_FAIL"), ("RUNNING", "HARD_FAIL"), ("RUNNING", "COMPLETE"),
     ("SOFT_FAIL", "RUNNING"), ("SOFT_FAIL", "HARD_FAIL"), ("PENDING", "COMPLETE"), ("SOFT_FAIL", "COMPLETE"),
-    ("PENDING", "HARD_FAIL"),
+    ("PENDING", "HARD_FAIL"), ("RUNNING", "PENDING"),
 }  # fmt: skip
 
 

@@ -58,7 +58,9 @@ CALLS: list[Any] = [
     for _ in range(4)
 ]
 FRESH = len(CALLS) - 1
-POLICY = Policy("small", max_attempts=2, schedule=Schedule("fixed", delays=(5.0,)), jitter=Jitter("none"))
+POLICY = Policy(
+    "small", max_attempts=2, max_crashes=2, schedule=Schedule("fixed", delays=(5.0,)), jitter=Jitter("none")
+)
 CUT = Cut("cancelled")
 
 

@@ -69,7 +69,11 @@ class Book:
     @property
     def poison(self) -> bool:
         run = self.run
-        return run is not None and run.held_for == "poison" and run.attempt_count == run.max_attempts
+        if run is None or run.held_for != "poison":
+            return False
+        if run.max_crashes:
+            return run.crash_count == run.max_crashes
+        return run.attempt_count == run.max_attempts
 
     @property
     def life(self) -> int:
@@ -127,12 +131,12 @@ class Judge:
             raise Violation(f"life {after.run_number} ({after.run_id}) follows life {book.life}")
         if change.marks[0] != "PENDING" or after.checkpoint_version:
             raise Violation(f"a run begins with {change.marks}")
-        book.lives[after.run_id] = [0, after.max_attempts]
+        book.lives[after.run_id] = [0, after.max_attempts + after.max_crashes]
 
     def _goes_on(self, book: Book, last: RunRecord, after: RunRecord, change: Any) -> None:
         if (
             after.run_number != last.run_number
-            or after.max_attempts != last.max_attempts
+            or (after.max_attempts, after.max_crashes) != (last.max_attempts, last.max_crashes)
             or after.deadline != last.deadline
         ):
             raise Violation("a run changes its number, its budget or its deadline")
@@ -163,6 +167,8 @@ class Judge:
             or after.attempt_count > after.max_attempts
         ):
             raise Violation(f"attempt {after.attempt_count} of {after.max_attempts}")
+        if after.max_crashes and after.crash_count >= after.max_crashes:
+            raise Violation(f"it is tried again after crash {after.crash_count} of {after.max_crashes}")
         if last is not None and last.held_for:
             raise Violation("a held run is tried again")
         if last is not None and last.cancelled_at:
@@ -197,18 +203,34 @@ class Judge:
             raise Violation(f"{marks} changes the fence or the attempt's number")
         if not same:
             return
-        if after.attempt_count != last.attempt_count and not (
-            after.reason == "released"
-            and after.attempt_count == last.attempt_count - 1
-            and last.fence not in book.executed
-        ):
-            raise Violation(f"{marks} makes {last.attempt_count} tried attempts {after.attempt_count}")
+        counts = self._expect_counts(lane, book, last, after)
+        if (after.attempt_count, after.crash_count) != counts:
+            raise Violation(
+                f"{marks} ({after.reason}) makes {last.attempt_count} tried attempts {after.attempt_count} and "
+                f"{last.crash_count} crashes {after.crash_count}, not {counts}"
+            )
         if after.reason == "released" and last.fence in book.executed and last.state == "RUNNING":
             raise Violation("an attempt that had begun is released as if it had not")
         if last.state == "SOFT_FAIL" and after.state == "COMPLETE" and not last.held_for:
             raise Violation("COMPLETE without an attempt")
         if last.state == "RUNNING":
             self._closes(lane, book, last, after, marks)
+
+    def _expect_counts(self, lane: Any, book: Book, last: RunRecord, after: RunRecord) -> tuple[int, int]:
+        """The attempts and crashes of a run after a write: what an attempt costs that has no outcome."""
+        attempts, crashes = last.attempt_count, last.crash_count
+        if last.state != "RUNNING" or after.state in ("RUNNING", "COMPLETE"):
+            return attempts, crashes
+        if after.reason == "released":
+            return attempts - 1, crashes
+        if not last.max_crashes:
+            return attempts, crashes
+        if book.begun[last.fence] is not lane.call:
+            return attempts - 1, crashes + 1
+        if after.reason == "interrupted":
+            book.lives[last.run_id][1] += 1  # it costs nothing, so it may be made once more
+            return attempts - 1, crashes
+        return attempts, crashes
 
     def _closes(
         self, lane: Any, book: Book, last: RunRecord, after: RunRecord, marks: tuple[str, ...]
@@ -220,7 +242,7 @@ class Judge:
             if after.reason == "lease_expired":
                 raise Violation("an attempt is closed as lost by the very call that has it")
             return
-        taken = after.reason == "lease_expired" or after.reason == "max_attempts_exceeded"
+        taken = after.reason in ("lease_expired", "max_attempts_exceeded", "max_crashes_exceeded")
         if not (taken or (after.state == "COMPLETE" and after.reason == "reconciled")):
             raise Violation(f"{marks} ({after.reason}) by a call that does not hold the run")
         worker, fence, until, read = lane.asked_about
@@ -370,7 +392,8 @@ _TOLD: dict[type, Any] = {
     DeadlineExceeded: Judge._deadline,
     OutcomeUnknown: lambda judge, lane, book, error: book.effect == "once",
     # Only what its workers died of: nobody else is held here, and no `once` effect is.
-    Quarantined: lambda judge, lane, book, error: book.effect != "once" and book.poison,
+    # A `once` step is held as poison only after each lost attempt was found not to have taken effect.
+    Quarantined: lambda judge, lane, book, error: book.poison,
     LeaseLost: Judge._lease_lost,
     ResultUnavailable: lambda judge, lane, book, error: UNAVAILABLE in book.commits.values(),
     Deferred: lambda judge, lane, book, error: True,

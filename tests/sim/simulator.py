@@ -113,8 +113,16 @@ _SCHEDULES = (
     Schedule("exponential", 20.0, cap=100.0),
 )
 POLICIES = [
-    Policy("sim", max_attempts=most, schedule=schedule, jitter=Jitter(spread), total_timeout_s=within)  # type: ignore[arg-type]
+    Policy(
+        "sim",
+        max_attempts=most,
+        max_crashes=crashes,
+        schedule=schedule,
+        jitter=Jitter(spread),  # type: ignore[arg-type]
+        total_timeout_s=within,
+    )
     for most in (1, 2, 3, 5)
+    for crashes in (None, 1, 2, 20)
     for schedule in _SCHEDULES
     for spread in ("none", "full")
     for within in (None, 200.0)

@@ -294,9 +294,31 @@ def a_lost_attempt_does_not_count(patch: pytest.MonkeyPatch) -> type[Sim]:
 
     def forgiven(run: RunRecord, state: Any, reason: str, **changes: Any) -> RunRecord:
         back = {"attempt_count": run.attempt_count - 1} if reason == "lease_expired" else {}
-        return over(run, state, reason, **back, **changes)
+        return over(run, state, reason, **{**changes, **back})
 
     patch.setattr(transitions, "end_attempt", forgiven)
+    return Sim
+
+
+@bug
+def a_crash_does_not_count(patch: pytest.MonkeyPatch) -> type[Sim]:
+    count = transitions.count_lost_attempt
+    patch.setattr(
+        transitions,
+        "count_lost_attempt",
+        lambda run, event: {name: n for name, n in count(run, event).items() if name != "crash_count"},
+    )
+    return Sim
+
+
+@bug
+def an_interruption_counts_as_a_failure(patch: pytest.MonkeyPatch) -> type[Sim]:
+    count = transitions.count_lost_attempt
+    patch.setattr(
+        transitions,
+        "count_lost_attempt",
+        lambda run, event: {} if event == "interrupted" else count(run, event),
+    )
     return Sim
 
 

@@ -37,10 +37,11 @@ def test_every_proof_of_a_closing_fits_the_schema_and_gives_its_decision_back(ev
     for answer in ("", "unknown", "not_applied"):
         for attempt in (1, 3):
             for policy in ("mine@7:0123456789ab", ""):
-                decision = decide_closing(Closing(event, attempt, 3, 5.0, answer, policy))
-                proof: dict[str, Any] = closing_proof(decision)
-                SCHEMA.validate(proof)
-                assert decide_closing(closing_of(proof)) == decision
+                for crashes in ((0, 0), (0, 2), (1, 2)):
+                    decision = decide_closing(Closing(event, attempt, 3, 5.0, answer, policy, *crashes))
+                    proof: dict[str, Any] = closing_proof(decision)
+                    SCHEMA.validate(proof)
+                    assert decide_closing(closing_of(proof)) == decision
 
 
 FAILURES = (oncemore.errors.StepFailed, oncemore.errors.CallRefused, oncemore.errors.OutcomeUncertain)
@@ -98,13 +99,13 @@ def test_every_failure_in_the_log_has_a_proof_that_fits_the_schema(tmp_path: Pat
     with oncemore.open(tmp_path / "again.db") as engine, engine:
         assert made("plain", Turns(2))() == 2
         reasons |= check_failures(engine)
-    abandoned(tmp_path / "poison.db", policy=POLICY.replace(max_attempts=1))
+    abandoned(tmp_path / "poison.db", policy=POLICY.replace(max_crashes=1))
     with oncemore.open(tmp_path / "poison.db") as engine, engine:
-        call_step(made("plain", Turns(2), policy=POLICY.replace(max_attempts=1)))
+        call_step(made("plain", Turns(2), policy=POLICY.replace(max_crashes=1)))
         (item,) = engine.quarantine.list()
         engine.quarantine.reject(item.id, reason="it kills workers", by="operator")
         reasons |= check_failures(engine)
     assert reasons >= {
         "retry", "max_attempts_exceeded", "not_retryable", "interrupted", "result_unavailable", "cancelled",
-        "outcome_unknown", "decided", "lease_expired", "rejected",
+        "outcome_unknown", "decided", "lease_expired", "rejected", "max_crashes_exceeded",
     }  # fmt: skip

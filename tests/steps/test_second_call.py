@@ -16,7 +16,7 @@ from oncemore.log.record import RunRecord as State
 from oncemore.log.store import Batch, Stored
 from oncemore.steps import step as step_module
 from oncemore.testing import FakeClock
-from tests.steps.colours import SOON, Busy, Turns, abandoned, do, each_colour, made, on_sqlite
+from tests.steps.colours import POLICY, SOON, Busy, Turns, abandoned, do, each_colour, made, on_sqlite
 
 VALUES: list[Any] = [
     None, 0, "", False, [], {}, (), 0.0, b"", "text", -1, 2**70, 1.5, float("inf"), decimal.Decimal("1.50"),
@@ -194,13 +194,16 @@ def test_an_attempt_whose_worker_is_gone_is_closed_and_the_work_done_again(
 
 
 @pytest.mark.req("STATE-6")
-def test_lost_attempts_use_up_the_budget_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("crashes", [3, None])
+def test_lost_attempts_use_up_a_budget_too(tmp_path: Path, crashes: int | None) -> None:
+    policy = POLICY.replace(max_crashes=crashes)
     for _ in range(3):
-        abandoned(tmp_path / "log.db")
+        abandoned(tmp_path / "log.db", policy=policy)
     turns = Turns("never")
     with oncemore.open(tmp_path / "log.db"):
-        step = made("plain", turns)
-        with pytest.raises(oncemore.Quarantined, match=r"poison.*the worker that had it is gone"):
+        step = made("plain", turns, policy=policy)
+        budget = "max_crashes" if crashes else "max_attempts"
+        with pytest.raises(oncemore.Quarantined, match=rf"poison.*\({budget}\)"):
             step()
         assert [attempt.number for attempt in step.last_run().attempts] == [1, 2, 3]
     assert turns.calls == 0

@@ -137,9 +137,10 @@ def _check_end(name: str, key: _Key, wrong: list[str], *, over: bool) -> None:
     if (run.state == "COMPLETE") != bool(key.commits):
         wrong.append(f"{run.step} {name[:8]}: {run.state} with {len(key.commits)} COMMITs")
     for run_id, tried in key.max_attempts.items():
-        if tried > run.max_attempts:
+        if tried > run.max_attempts + run.max_crashes:
             wrong.append(f"{run.step} {name[:8]}: {tried} attempts of {run.max_attempts} in {run_id}")
-    poison = run.held_for == "poison" and run.attempt_count == run.max_attempts
+    spent = run.crash_count if run.max_crashes else run.attempt_count
+    poison = run.held_for == "poison" and spent == (run.max_crashes or run.max_attempts)
     if run.held_for and not poison and run.effect != "once":
         wrong.append(f"{run.step} {name[:8]}: held, though it may be repeated")
 

@@ -123,7 +123,7 @@ def test_sigterm_lets_what_is_under_way_end_and_takes_nothing_more(
     assert (first.wait(5).status, second.wait(0).status) == ("COMPLETE", "PENDING")
 
 
-def test_what_does_not_end_in_time_is_left_to_its_lease_and_taken_over(
+def test_what_does_not_end_in_time_is_interrupted_at_no_cost_and_taken_over(
     store: oncemore.Engine, steps: Any, start: Callable[..., Program]
 ) -> None:
     run = steps.slow.submit(1)
@@ -132,11 +132,11 @@ def test_what_does_not_end_in_time_is_left_to_its_lease_and_taken_over(
     worker.tell(signal.SIGINT)
     code, errors = worker.end()
     assert code == 1, errors
-    assert "1 runs were still running; they are free when their leases expire" in errors
-    assert run.wait(0).status == "RUNNING"
-    lease = store.store.load_head(f"worker/{run.wait(0).state.worker}")
-    assert lease is not None
-    assert lease.by.state == "ALIVE", "to give it back would be to say that nobody is at it"
+    assert "1 runs were still running at the end" in errors
+    assert "1 of them were interrupted, at no cost, and are due again" in errors
+    state = run.wait(0).state
+    assert (state.state, state.reason, state.worker) == ("SOFT_FAIL", "interrupted", "")
+    assert (state.attempt, state.attempt_count, state.crash_count) == (1, 0, 0)
     Path("go_on").touch()
     assert start("--drain").end()[0] == 0
     assert run.wait(5).status == "COMPLETE"

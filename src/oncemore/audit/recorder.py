@@ -29,6 +29,7 @@ from oncemore.audit.events import (
     format_rfc3339,
 )
 from oncemore.errors import AttemptTimeout, CircuitOpen, UsageError
+from oncemore.events import BreakerChanged, ConfigDrifted, StoreSizeExceeded
 from oncemore.policy.backoff import Schedule
 from oncemore.policy.canonical_json import normalize_name
 from oncemore.policy.model import Failure
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from oncemore.events import ProcessEvent
     from oncemore.policy.decide import Decision
     from oncemore.retries.report import RetryReport
 
@@ -286,58 +288,71 @@ def check_category(category: object) -> str:
     return str.__str__(category)
 
 
-def make_step_listener(on_event: Callable[[AuditEvent], object]) -> Callable[[str, Any], object]:
-    """Return the listener of an engine that turns its notifications into audit events."""
+def make_step_listener(on_event: Callable[[AuditEvent], object]) -> Callable[[ProcessEvent], object]:
+    """Return the listener of an engine that passes some events of the process on as audit events."""
 
-    def publish_event(what: str, subject: Any) -> object:
-        if what == StoreSize.event_type:
-            return on_event(
-                StoreSize(
-                    retry_category="STORE",
-                    operation=subject.what,
-                    size_bytes=subject.bytes,
-                    limit_bytes=subject.limit,
-                    advice=subject.advice,
-                    tenant_id=None,
-                    correlation_id=None,
-                    trace_id=None,
-                    timestamp=format_rfc3339(clocks.current.wall()),
-                )
-            )
-        if what.startswith("circuit_"):
-            breaker = subject.record
-            is_open = breaker.state != "CLOSED"
-            return on_event(
-                CircuitChanged(
-                    retry_category="BREAKER",
-                    operation=breaker.name,
-                    what=what,
-                    state=breaker.state,
-                    circuit_open=is_open,
-                    failures=breaker.failures,
-                    opens=breaker.open_count,
-                    error_class=breaker.last_error_code,
-                    until=format_rfc3339(breaker.open_until) if is_open else None,
-                    tenant_id=None,
-                    correlation_id=None,
-                    trace_id=None,
-                    timestamp=format_rfc3339(clocks.current.wall()),
-                )
-            )
-        assert what == ConfigDrift.event_type
-        run, key = subject.record, subject.entity.removeprefix("run/")
-        return on_event(
-            ConfigDrift(
-                retry_category="STEP",
-                operation=run.step,
-                idempotency_key=key,
-                stored_cfg_hash=run.cfg_hash,
-                tenant_id=run.tenant or None,
-                correlation_id=run.correlation_id or None,
-                trace_id=None,
-                timestamp=format_rfc3339(clocks.current.wall()),
-                policy=run.policy or None,
-            )
-        )
+    def publish_event(event: ProcessEvent) -> None:
+        convert = _CONVERTERS.get(type(event))
+        audit_event = None if convert is None else convert(event)
+        if audit_event is not None:
+            on_event(audit_event)
 
     return publish_event
+
+
+def _convert_store_size(event: StoreSizeExceeded) -> AuditEvent:
+    return StoreSize(
+        retry_category="STORE",
+        operation=event.what,
+        size_bytes=event.size_bytes,
+        limit_bytes=event.limit_bytes,
+        advice=event.advice,
+        tenant_id=None,
+        correlation_id=None,
+        trace_id=None,
+        timestamp=format_rfc3339(clocks.current.wall()),
+    )
+
+
+def _convert_breaker(event: BreakerChanged) -> AuditEvent | None:
+    # A probe that was given back changes nothing about the provider.
+    if event.change == "circuit_probe_released":
+        return None
+    is_open = event.state != "CLOSED"
+    return CircuitChanged(
+        retry_category="BREAKER",
+        operation=event.provider,
+        what=event.change,
+        state=event.state,
+        circuit_open=is_open,
+        failures=event.failures,
+        opens=event.open_count,
+        error_class=event.error_code,
+        until=format_rfc3339(event.until) if is_open else None,
+        tenant_id=None,
+        correlation_id=None,
+        trace_id=None,
+        timestamp=format_rfc3339(clocks.current.wall()),
+    )
+
+
+def _convert_drift(event: ConfigDrifted) -> AuditEvent:
+    return ConfigDrift(
+        retry_category="STEP",
+        operation=event.step,
+        idempotency_key=event.key,
+        stored_cfg_hash=event.stored_cfg_hash,
+        tenant_id=event.tenant or None,
+        correlation_id=event.correlation_id or None,
+        trace_id=None,
+        timestamp=format_rfc3339(clocks.current.wall()),
+        policy=event.policy or None,
+    )
+
+
+#: The audit event of an event of the process; all others are not passed on.
+_CONVERTERS: dict[type, Callable[[Any], AuditEvent | None]] = {
+    StoreSizeExceeded: _convert_store_size,
+    BreakerChanged: _convert_breaker,
+    ConfigDrifted: _convert_drift,
+}

@@ -234,6 +234,11 @@ def store_command(
         def run_command(store: str | None, in_json: bool, **parameters: Any) -> int:
             from oncemore.queries import stores
 
+            # A command that only reads imports no engine.
+            if opener != "open_read_only":
+                from oncemore.steps.step_log import keep_off_stderr
+
+                keep_off_stderr()
             with getattr(stores, opener)(store) as opened:
                 report = work(opened, **parameters)
             return write_report(report, in_json)
@@ -324,12 +329,15 @@ oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
         "submit": "step_commands:submit",
         "cancel": "step_commands:cancel",
         "rerun": "step_commands:rerun",
+        "signal": "control:signal",
         "quarantine": "quarantine:quarantine",
         "switch": "control:switch",
         "approve": "control:approve",
         "breakers": "limits:breakers",
         "resources": "limits:resources",
         "cooldowns": "cooldowns:cooldowns",
+        "schedules": "schedules:schedules",
+        "queues": "schedules:queues",
         "import": "import_keys:import_",
         "import-runs": "run_documents:import_runs",
         "prune": "maintenance:prune",

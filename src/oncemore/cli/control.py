@@ -1,4 +1,4 @@
-"""`oncemore switch` and `oncemore approve`: an operator stops work, or permits it, before it starts."""
+"""`oncemore switch`, `approve` and `signal`: an operator stops work, permits it, or answers a workflow."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from oncemore.cli.commands import (
     value_option,
     write_report,
 )
-from oncemore.cli.params import DURATION
+from oncemore.cli.params import DURATION, complete_runs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from oncemore.cli.output import OutputWriter
+    from oncemore.cli.output import Color, OutputWriter
     from oncemore.control.approvals import ApprovalState, PendingApproval
     from oncemore.control.switches import ActiveSwitch
     from oncemore.steps.engine import Engine
@@ -36,6 +36,10 @@ oncemore switch on --step shop.pay --reason "the bank is down until noon"
 oncemore switch status
 oncemore switch off --reason "the ledger is right again"
 oncemore switch off --pipeline ingest --reason "the bad item is in quarantine"
+"""
+SIGNAL_EXAMPLES = """
+oncemore signal 01a1e211 approved
+oncemore signal 01a1e211 approved '{"by": "operator", "limit": 500}' --id ticket-17
 """
 APPROVE_EXAMPLES = """
 oncemore approve --list
@@ -195,6 +199,43 @@ def approve(
         else:
             approval = engine.approvals.approve(run, expires=expires, **options)
             report = CommandReport(approval, lambda out: _print_approval(out, approval))
+    return write_report(report, in_json)
+
+
+@documented_command("signal", SIGNAL_EXAMPLES)
+@click.argument("run", help="Id or key of a run, or a unique prefix of one.", shell_complete=complete_runs)
+@click.argument("name", help="The name that the workflow waits for.")
+@click.argument("value", required=False, help="The value of the signal as JSON; null unless given.")
+@value_option("--id signal_id", "TEXT", "A name of this one signal: sent twice, it is recorded once.")
+@by_option
+@store_option
+@json_option
+def signal(
+    run: str,
+    name: str,
+    value: str | None,
+    signal_id: str | None,
+    by: str | None,
+    store: str | None,
+    in_json: bool,
+) -> int:
+    """Send a signal to the run of a workflow.
+
+    A run that waits for the signal continues in a worker, or with the next call. The signal is recorded also
+    while the workflow runs or has not begun. Exit code 1 if the id was used before.
+    """
+    from oncemore.queries.step_commands import signal_run
+    from oncemore.queries.stores import open_existing
+
+    with open_existing(store) as engine:
+        sent = signal_run(engine, run, name, value, signal_id=signal_id, by=by)
+    state = sent.state
+    text = f"sent {name!r} to {state.step} {state.run_id}"
+    if not sent.is_new:
+        text = f"{state.step} {state.run_id} has the signal {signal_id!r} already"
+    document = {"run_id": state.run_id, "step": state.step, "signal": name, "recorded": sent.is_new}
+    color: Color = "green" if sent.is_new else "yellow"
+    report = CommandReport(document, lambda out: out.write_line(text, color), 0 if sent.is_new else 1)
     return write_report(report, in_json)
 
 

@@ -114,7 +114,9 @@ def exec_(command: tuple[str, ...], **options: Any) -> int:
     """
     from oncemore.errors import Error
     from oncemore.programs.signals import SignalListener, SignalReceived
+    from oncemore.steps.step_log import keep_off_stderr
 
+    keep_off_stderr()
     out = OutputWriter(sys.stderr, in_json=options["in_json"])
     try:
         with SignalListener() as signals:
@@ -245,11 +247,11 @@ def _make_options(command: tuple[str, ...], options: dict[str, Any]) -> ExecOpti
 
 def _after_failure(policy: str) -> str:
     """Return the policy's rule for a new call of failed work: `raise` or `new_run`."""
-    from oncemore.policy.policy import STANDARD
+    from oncemore.policy.policy import STANDARD, StepSettings
 
     # The standard policy needs no file, and without one the YAML reader is not imported.
     if policy == STANDARD.name:
-        return "raise"
+        return StepSettings().after_failure
     from oncemore.policy.files.loader import step_settings
 
     return step_settings(policy).after_failure

@@ -1,4 +1,4 @@
-"""HTTP health checks of a worker, for supervisors, load balancers and Kubernetes probes.
+"""HTTP health checks of a worker, for supervisors, load balancers and Kubernetes probes; and its metrics.
 
 `/healthz` reports whether the worker's loop is running. It ignores the store, because restarting every worker
 does not repair a database. `/readyz` reports whether the worker claims runs: it has also read the store
@@ -19,7 +19,8 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oncemore.workers.worker import Worker, WorkerHealth
+    from oncemore.workers.worker import Worker
+    from oncemore.workers.worker_report import WorkerHealth
 
 #: Maximum age of the last pass of the loop, and of the last read of the store, in seconds.
 MAX_LOOP_S, MAX_STORE_AGE_S = 30.0, 15.0
@@ -27,13 +28,13 @@ MAX_LOOP_S, MAX_STORE_AGE_S = 30.0, 15.0
 REQUEST_TIMEOUT_S = 5.0
 
 
-def parse_listen_address(text: str) -> tuple[str, int]:
+def parse_listen_address(text: str, option: str = "--health") -> tuple[str, int]:
     """Parse `PORT` or `HOST:PORT`; the port 0 selects a free one."""
     host, _, port = text.rpartition(":")
     if not port.isascii() or not port.isdigit() or int(port) > 65_535:
         raise click.BadParameter(
             f"{text!r} is not a port; write 8080, or 0.0.0.0:8080 to listen on all interfaces.",
-            param_hint="'--health'",
+            param_hint=f"'{option}'",
         )
     # `[::1]:8080`: the brackets belong to the notation of the URL, not to the address.
     return host.strip("[]") or "127.0.0.1", int(port)
@@ -107,3 +108,30 @@ def serve_health(worker: Worker, address: tuple[str, int] | None) -> Iterator[in
     finally:
         server.shutdown()
         server.server_close()
+
+
+@contextmanager
+def serve_metrics(address: tuple[str, int] | None) -> Iterator[int]:
+    """Serve the metrics of this process to Prometheus inside the block; yield the port, or 0 if not asked."""
+    if address is None:
+        yield 0
+        return
+    from oncemore.telemetry import enable_prometheus
+
+    source = enable_prometheus()
+    from prometheus_client import start_http_server
+
+    try:
+        server, _ = start_http_server(address[1], address[0])
+    except OSError as error:
+        source.disable()
+        raise click.BadParameter(
+            f"cannot listen on {address[0]}:{address[1]}: {error.strerror or error}.",
+            param_hint="'--metrics'",
+        ) from error
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        source.disable()

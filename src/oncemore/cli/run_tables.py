@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from oncemore.policy.explain import format_seconds
 from oncemore.queries.times import format_time
+from oncemore.workflows.journal import NEVER, describe_records
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ def _format_reason(row: RunRow, now: float) -> str:
     reason = row.error or row.reason
     if row.state not in ("PENDING", "SOFT_FAIL"):
         return reason
+    if row.not_before >= NEVER:
+        return reason
     due = f"due in {format_seconds(row.not_before - now)}" if row.not_before > now else "due now"
     return f"{reason}, {due}" if reason else due
 
@@ -81,6 +84,8 @@ def print_timeline(out: OutputWriter, timeline: RunTimeline) -> None:
         STATE_COLORS.get(row.state, "bold"),
     )
     tries = f"{row.attempts} of {row.max_attempts} attempts"
+    if row.crashes:
+        tries += f" and {row.crashes} of {row.max_crashes} crashes"
     out.write_line(f"{MARGIN}run {row.run_id}")
     out.write_paragraph(
         f"{tries}, {duration} from {format_time(row.created)} to {format_time(row.changed, day=False)}",
@@ -95,6 +100,7 @@ def print_timeline(out: OutputWriter, timeline: RunTimeline) -> None:
             out.write_line(line)
         out.write_line(timeline_legend(timeline), "dim")
     _print_errors(out, timeline)
+    _print_journal(out, timeline)
     _print_outputs(out, timeline)
     _print_entries(out, timeline.steps)
     out.write_line()
@@ -141,6 +147,24 @@ def _print_errors(out: OutputWriter, timeline: RunTimeline) -> None:
         out.write_line()
         for span in failed[-MAX_ERRORS:]:
             out.write_paragraph(f"{span.error}: {span.message}", "", f"{MARGIN}attempt {span.number}: ")
+
+
+def _print_journal(out: OutputWriter, timeline: RunTimeline) -> None:
+    """Print the sleeps, waits, signals and values of a workflow, in order."""
+    rows = [
+        (format_time(entry.at), line)
+        for entry in timeline.steps
+        if "JOURNAL" in entry.marks or "SIGNAL" in entry.marks
+        for line in describe_records(entry.body.get("journal", ()))
+    ]
+    if rows:
+        out.write_line()
+        # The end of a long list is what the workflow does now.
+        out.write_table([("at", "workflow"), *rows[-MAX_ENTRIES:]], MARGIN)
+        if len(rows) > MAX_ENTRIES:
+            out.write_line(
+                f"{MARGIN}{len(rows) - MAX_ENTRIES} earlier lines are not shown; --json shows all", "dim"
+            )
 
 
 def _print_outputs(out: OutputWriter, timeline: RunTimeline) -> None:

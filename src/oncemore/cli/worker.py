@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn, TypeVar
 
     from oncemore.inbox import Inbox
+    from oncemore.steps.engine import Engine
     from oncemore.workers.worker import Worker
     from oncemore.workers.worker_report import Leftover, WorkerStats
 
@@ -37,7 +38,7 @@ oncemore worker shop.orders
 oncemore worker shop.orders shop.mail:send --concurrency 10
 oncemore worker shop.orders --store postgresql://db/shop --steps 'shop.orders.*'
 oncemore worker shop.orders --drain
-oncemore worker shop.orders --health 0.0.0.0:8080
+oncemore worker shop.orders --health 0.0.0.0:8080 --metrics 0.0.0.0:9464
 """
 INBOX_EXAMPLES = """
 oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
@@ -70,15 +71,20 @@ def _format_stats(stats: Any) -> str:
     return ", ".join(f"{count} {name}" for name, count in stats._asdict().items() if count)
 
 
-def _exit_without_release(message: str, *values: object) -> NoReturn:
-    """End the process while work is still running, without releasing its leases.
+def _exit_while_running(engine: Engine, message: str, *values: object) -> NoReturn:
+    """Close the attempts that are still running as interrupted, and end the process at once.
 
-    Closing the engine would release them, and another worker would run the same work beside these threads.
-    Without the release, the work is free only when the leases have expired.
+    The engine is not closed: that would wait for threads, while other workers already run the same work. What
+    cannot be closed (`once`, and runs that count lost attempts as attempts) is free when the process is gone,
+    or when its lease has expired.
     """
     from oncemore.steps.engine import log
+    from oncemore.steps.release import release_attempts
 
     log.error(message, *values)
+    count = release_attempts(engine)
+    if count:
+        log.info("oncemore: %d of them were interrupted, at no cost, and are due again", count)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(EXIT_WORK_LEFT)
@@ -92,6 +98,9 @@ def _exit_without_release(message: str, *values: object) -> NoReturn:
 @_grace_option
 @value_option(
     "--health", "[HOST:]PORT", "Serve GET /healthz and /readyz; without a host only on this machine."
+)
+@value_option(
+    "--metrics", "[HOST:]PORT", "Serve GET /metrics for Prometheus; without a host only on this machine."
 )
 @flag_option("--drain", "Run due work, then end.")
 @value_option(
@@ -108,6 +117,7 @@ def worker(
     steps: tuple[str, ...],
     grace: float,
     health: str | None,
+    metrics: str | None,
     drain: bool,
     wait: float | None,
     in_json: bool,
@@ -120,13 +130,14 @@ def worker(
     once. The worker logs to standard error; --json prints the number of runs by result at the end.
 
     With --health, /healthz answers 200 while the worker's loop is running, and /readyz while the worker also
-    reads the store and is not stopping; otherwise both answer 503, with the reason as JSON.
+    reads the store and is not stopping; otherwise both answer 503, with the reason as JSON. With --metrics,
+    /metrics has the runs, attempts, waits and breakers of this process (extra `prometheus`).
 
     With --drain, the exit code is 0 if no run of these steps is left that is due within --wait, and 1 if one
     is left: a switch is on, a run cannot continue here, or the worker was stopped. The last log line says
     which.
     """
-    from oncemore.cli.health_server import parse_listen_address, serve_health
+    from oncemore.cli.health_server import parse_listen_address, serve_health, serve_metrics
     from oncemore.governance.checkpoint_thread import make_checkpoints_regularly
     from oncemore.queries.stores import open_or_create, settings_for
     from oncemore.workers.find_steps import find_steps
@@ -135,14 +146,16 @@ def worker(
     _log_to_stderr()
     selected = _select_steps(find_steps(modules), steps)
     address = None if health is None else parse_listen_address(health)
+    metrics_address = None if metrics is None else parse_listen_address(metrics, "--metrics")
     if wait is not None and not drain:
         raise click.UsageError("--wait needs --drain; without it a worker waits until it is stopped.")
     with open_or_create(store) as engine:
         process = Worker(engine, selected, concurrency=concurrency, grace_s=grace)
         subject = f"{', '.join(sorted(step.name for step in selected))} on {engine.url}"
-        with serve_health(process, address), make_checkpoints_regularly(engine, settings_for(store)):
+        signing = make_checkpoints_regularly(engine, settings_for(store))
+        with serve_health(process, address), serve_metrics(metrics_address), signing:
             wait_s = (engine.inline_wait_s if wait is None else wait) if drain else None
-            return _run_worker(process, wait_s, in_json, subject)
+            return _run_worker(engine, process, wait_s, in_json, subject)
 
 
 def _select_steps(known: list[Any], names: tuple[str, ...]) -> list[Any]:
@@ -171,10 +184,11 @@ def _log_start(worker: Worker, subject: str) -> None:
         log.warning("oncemore: %d due runs of %s stay: this worker does not have that step", count, name)
 
 
-def _run_worker(worker: Worker, wait_s: float | None, in_json: bool, subject: str) -> int:
+def _run_worker(engine: Engine, worker: Worker, wait_s: float | None, in_json: bool, subject: str) -> int:
     """Run the worker and return the exit code.
 
-    If work is still running after the grace period, the process ends without releasing the leases.
+    If work is still running after the grace period, its attempts are closed as interrupted, and the process
+    ends at once.
 
     wait_s   drain, and wait this long for work that becomes due; None: run until stopped
     subject  the steps and the store, for the log
@@ -201,9 +215,7 @@ def _run_worker(worker: Worker, wait_s: float | None, in_json: bool, subject: st
         OutputWriter(in_json=True).write_json({**stats._asdict(), **remaining})
     _log_end(stats, leftovers)
     if active_keys:
-        _exit_without_release(
-            "oncemore: %d runs were still running; they are free when their leases expire", len(active_keys)
-        )
+        _exit_while_running(engine, "oncemore: %d runs were still running at the end", len(active_keys))
     return EXIT_WORK_LEFT if any(leftover.is_due for leftover in leftovers) else 0
 
 
@@ -257,10 +269,10 @@ def inbox(
     with open_or_create(store) as engine:
         receiver = inbox_from_url(found_step, address, engine=engine, concurrency=concurrency, grace=grace)
         log.info("oncemore: inbox for %s started on %s", found_step.name, engine.url)
-        return _receive_messages(receiver, drain, in_json)
+        return _receive_messages(engine, receiver, drain, in_json)
 
 
-def _receive_messages(receiver: Inbox, drain: bool, in_json: bool) -> int:
+def _receive_messages(engine: Engine, receiver: Inbox, drain: bool, in_json: bool) -> int:
     """Receive messages and return the exit code.
 
     If work is still running after the grace period, the process ends at once, as a worker does.
@@ -273,5 +285,5 @@ def _receive_messages(receiver: Inbox, drain: bool, in_json: bool) -> int:
     summary = _format_stats(stats)
     log.info("oncemore: inbox ended: %s", summary or "no messages")
     if receiver.running_threads:
-        _exit_without_release("oncemore: some work was still running; it is free when its lease expires")
+        _exit_while_running(engine, "oncemore: some work was still running at the end")
     return 0

@@ -211,7 +211,7 @@ def grant_approval(
     # A step may be approved before its first call; then there is no run to continue.
     if run is not None and run.held_for == APPROVAL_NEEDED:
         decision = OperatorDecision("approve", approval.by, approval.reason)
-        also = ((head, resume_run(head, decision, now, run.max_attempts)),)
+        also = ((head, resume_run(head, decision, now)),)
     _append_changes(engine, before, change, *also)
     return _approval_state(approval, now)
 

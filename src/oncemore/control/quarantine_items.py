@@ -117,7 +117,7 @@ def build_item(engine: Engine, head: Head) -> QuarantineItem | None:
             id=state.run_id,
             reason=state.held_for,
             step=state.step,
-            attempts=state.attempt_count,
+            attempts=state.attempt_count + state.crash_count,
             correlation_id=state.correlation_id,
             dataset=state.dataset,
         )

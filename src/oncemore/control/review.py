@@ -15,6 +15,7 @@ concurrent decisions the second is refused as stale.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore.control.model import APPROVAL_NEEDED
@@ -27,7 +28,7 @@ from oncemore.steps.ops import NOW, AppendChange, EndCall, LoadHead
 from oncemore.steps.transitions import add_escalation, end_attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from oncemore.log.record import LoadedHead
     from oncemore.steps.ops import Script
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 MAX_ACTOR_LENGTH, MAX_REASON_LENGTH = 200, 2000
 MAX_EXTRA_ATTEMPTS = 1000
+UNCHANGED: Mapping[str, int] = MappingProxyType({})
 
 
 class OperatorDecision(NamedTuple):
@@ -100,7 +102,16 @@ def list_choices(state: Any) -> tuple[str, ...]:
         return ("settle", "reject")
     if state.held_for == APPROVAL_NEEDED:
         return ("approve", "reject")
-    return ("release", "reject", "rerun") if state.attempt_count < state.max_attempts else ("rerun", "reject")
+    return ("rerun", "reject") if _spent_budget(state) else ("release", "reject", "rerun")
+
+
+def _spent_budget(run: RunRecord) -> str:
+    """Return the budget that a run has used up, as a text; empty if it may make another attempt."""
+    if run.attempt_count >= run.max_attempts:
+        return f"all of its {run.max_attempts} attempts"
+    if run.max_crashes and run.crash_count >= run.max_crashes:
+        return f"all of its {run.max_crashes} crashes"
+    return ""
 
 
 def stale_decision(entity: str, reason: str) -> StaleDecision:
@@ -137,12 +148,10 @@ def _release_run(head: LoadedHead, decision: OperatorDecision, now: float) -> Ve
     run = head.record
     if run.held_for in _DECIDE_FIRST:
         return _DECIDE_FIRST[run.held_for](run)
-    if run.attempt_count >= run.max_attempts:
-        return UsageError(
-            f"{run.step} has used all of its {run.max_attempts} attempts; give it more: rerun with "
-            "extra_attempts"
-        )
-    return resume_run(head, decision, now, run.max_attempts)
+    spent = _spent_budget(run)
+    if spent:
+        return UsageError(f"{run.step} has used {spent}; give it more: rerun with extra_attempts")
+    return resume_run(head, decision, now)
 
 
 def _rerun_run(head: LoadedHead, decision: OperatorDecision, now: float) -> Verdict:
@@ -151,11 +160,20 @@ def _rerun_run(head: LoadedHead, decision: OperatorDecision, now: float) -> Verd
         return _DECIDE_FIRST[run.held_for](run)
     # The extra attempts are added to the larger of budget and used attempts, so that a run that exceeded its
     # budget gets all of them, and a budget with attempts left does not shrink.
-    return resume_run(head, decision, now, max(run.max_attempts, run.attempt_count) + decision.extra_attempts)
+    extra = decision.extra_attempts
+    budgets = {"max_attempts": max(run.max_attempts, run.attempt_count) + extra}
+    if run.max_crashes:
+        budgets["max_crashes"] = max(run.max_crashes, run.crash_count) + extra
+    return resume_run(head, decision, now, budgets)
 
 
-def resume_run(head: LoadedHead, decision: OperatorDecision, now: float, max_attempts: int) -> RecordChange:
-    """Return the change that makes a run due again, for its next caller or a worker."""
+def resume_run(
+    head: LoadedHead, decision: OperatorDecision, now: float, budgets: Mapping[str, int] = UNCHANGED
+) -> RecordChange:
+    """Return the change that makes a run due again, for its next caller or a worker.
+
+    budgets  the new limits of attempts and crashes, if the operator has raised them
+    """
     run = head.record
     after = end_attempt(
         run,
@@ -163,7 +181,7 @@ def resume_run(head: LoadedHead, decision: OperatorDecision, now: float, max_att
         "decided",
         not_before=now,
         deadline=_valid_deadline(run, now),
-        max_attempts=max_attempts,
+        **budgets,
     )
     body = {**decision.decision_body, "proof": closing_proof(close_run(run, "decided", now))}
     return RecordChange((run.state, "DECISION"), run, after, body)

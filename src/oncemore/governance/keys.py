@@ -108,7 +108,7 @@ class SigningKey:
     def save_files(self, path: Path | str, *, passphrase: str = "", comment: str = "") -> Path:
         """Write the private key to `path` and the public key to `path.pub`; return the public file.
 
-        Neither file may exist: a replaced key could no longer sign what depends on it. Only the owner can
+        Neither file may exist: a replaced key could not sign its files again. Only the owner can
         read the private one, from the moment it is created.
         """
         from cryptography.hazmat.primitives import serialization
@@ -264,7 +264,7 @@ def _is_encrypted(content: bytes) -> bool:
     try:
         _choose_loader(content)(content, None)
     except TypeError:
-        # What `cryptography` raises for a missing passphrase; a damaged key is a ValueError.
+        # `cryptography` raises it for a missing passphrase; a damaged key is a ValueError.
         return True
     except (UnsupportedAlgorithm, ValueError):
         return False
@@ -272,7 +272,7 @@ def _is_encrypted(content: bytes) -> bool:
 
 
 def _parse_private_key(path: Path, content: bytes, passphrase: str) -> Ed25519PrivateKey:
-    """Return the private key in the content of a file; `UsageError` names the file and what to do."""
+    """Return the private key in the content of a file; `UsageError` names the file and the remedy."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 

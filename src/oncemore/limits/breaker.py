@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from _thread import allocate_lock
 
+from oncemore import _listeners
 from oncemore import clock as clocks
 from oncemore._driver import OperationTable, run_script, run_script_async
 from oncemore.errors import CircuitOpen, UsageError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from typing import Any, Protocol, TypeVar
 
+    from oncemore.events import BreakerChanged
     from oncemore.policy.decide import Decision
     from oncemore.policy.model import Action, Failure, Verdict
 
@@ -89,6 +91,8 @@ class LocalBreakerState:
             after = self.circuit
         # Logging handlers may call back into the breaker, and the lock is not reentrant.
         log_state_change(before, after)
+        if _listeners.listeners and before.state != after.state:
+            _listeners.publish_event(build_breaker_event(before, after))
         # The driver expects a generator, as for a state in a store.
         yield from ()
         return result
@@ -249,6 +253,32 @@ async def run_limit_script_async(script: Script[R]) -> R:
 LIMIT_OPERATIONS = OperationTable(
     {AppendRecord: lambda _, op: op.send().wait()}, {AppendRecord: lambda _, op: op.send()}
 )
+
+
+def build_breaker_event(before: BreakerRecord, after: BreakerRecord) -> BreakerChanged:
+    """Return the event of a breaker that has another state."""
+    # Imported here to keep `import oncemore` light.
+    from oncemore.events import BreakerChanged
+
+    change = CHANGES[before.state, after.state]
+    # A released probe leads from HALF_OPEN to OPEN too; only a failed one starts a new cooldown.
+    if change == PROBE_FAILED and after.opened_at != after.changed_at:
+        change = PROBE_RELEASED
+    until = after.open_until if after.state != "CLOSED" else 0.0
+    counts = (after.failures, after.open_count, after.last_error_code)
+    return BreakerChanged(after.name, change, before.state, after.state, *counts, until)
+
+
+PROBE_FAILED, PROBE_RELEASED = "circuit_probe_failed", "circuit_probe_released"
+#: The name of a change, by the state before and after.
+CHANGES = {
+    ("CLOSED", "OPEN"): "circuit_opened",
+    ("OPEN", "HALF_OPEN"): "circuit_half_open",
+    ("HALF_OPEN", "HALF_OPEN"): "circuit_half_open",
+    ("HALF_OPEN", "CLOSED"): "circuit_closed",
+    ("HALF_OPEN", "OPEN"): PROBE_FAILED,
+    ("OPEN", "CLOSED"): "circuit_closed",
+}
 
 
 def log_state_change(before: BreakerRecord, after: BreakerRecord) -> None:

@@ -27,7 +27,7 @@ from oncemore.limits.cooldown_rules import (
     skip_reason,
 )
 from oncemore.log.record import ArtifactRecord, RecordChange, RunRecord
-from oncemore.policy.closing import close_run, closing_proof
+from oncemore.policy.closing import INTERRUPTED, LEASE_EXPIRED, close_run, closing_proof
 from oncemore.steps import refusals
 from oncemore.steps.ops import CONFLICT, NOW, AppendChange, EndCall, LoadHead
 from oncemore.steps.transitions import end_attempt
@@ -117,7 +117,12 @@ def _begins_execution(change: RecordChange) -> bool:
     before, after = change.before, change.after
     assert type(after) is RunRecord
     # Later attempts of an execution belong to the same request; after a cooldown a new execution begins.
-    return after.attempt_count == 1 or (type(before) is RunRecord and before.reason in (BEYOND, COOLING))
+    if type(before) is RunRecord and before.run_id == after.run_id:
+        if before.reason in (LEASE_EXPIRED, INTERRUPTED):
+            return False
+        if before.reason in (BEYOND, COOLING):
+            return True
+    return after.attempt_count == 1
 
 
 def _ends_execution(change: RecordChange) -> bool:
@@ -125,7 +130,7 @@ def _ends_execution(change: RecordChange) -> bool:
     after = change.after
     assert type(after) is RunRecord
     # A run that ends without an attempt has requested nothing: the resource does not count it.
-    if not after.attempt_count:
+    if not after.attempt_count and not after.crash_count:
         return False
     return after.state in ("COMPLETE", "HARD_FAIL") or bool(after.held_for) or after.reason == BEYOND
 

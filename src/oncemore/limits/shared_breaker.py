@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore.errors import StoreError, UsageError, log_warning
 from oncemore.limits import breaker_rules as core
-from oncemore.limits.breaker import LocalBreakerState, log_state_change
+from oncemore.limits.breaker import CHANGES, LocalBreakerState, build_breaker_event, log_state_change
 from oncemore.limits.breaker_rules import BreakerRules, ProbeHolder
 from oncemore.log.entry_codec import build_write, decode_head, load_head
 from oncemore.log.record import BreakerRecord, RecordChange
@@ -98,25 +98,12 @@ class BreakerCache:
 
 
 def notify_listeners(engine: Engine, head: LoadedHead, change: RecordChange) -> None:
-    """Log the change of a breaker and notify the engine's listener."""
+    """Log the change of a breaker and notify the listeners of engine and process."""
     before, after = head.record or new_breaker_record(head.entity), change.after
     assert type(after) is BreakerRecord
     log_state_change(before, after)
-    event = EVENTS.get((before.state, after.state))
-    # A released probe leads from HALF_OPEN to OPEN too; only a failed one is an escalation.
-    if event is not None and not (event == "circuit_probe_failed" and "ESCALATION" not in change.marks):
-        engine.listener.notify(event, head._replace(record=after, body=change.body))
-
-
-#: Name of the notification, by the state before and after.
-EVENTS = {
-    ("CLOSED", "OPEN"): "circuit_opened",
-    ("OPEN", "HALF_OPEN"): "circuit_half_open",
-    ("HALF_OPEN", "HALF_OPEN"): "circuit_half_open",
-    ("HALF_OPEN", "CLOSED"): "circuit_closed",
-    ("HALF_OPEN", "OPEN"): "circuit_probe_failed",
-    ("OPEN", "CLOSED"): "circuit_closed",
-}
+    if (before.state, after.state) in CHANGES:
+        engine.listener.notify(build_breaker_event(before, after))
 
 
 class StoredBreakerState:

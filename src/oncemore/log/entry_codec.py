@@ -19,12 +19,14 @@ from oncemore._values import make
 from oncemore.control.model import Approval, SwitchBoard
 from oncemore.errors import StoreError
 from oncemore.limits.cooldown_rules import ResourceRecord
+from oncemore.limits.queue_rules import QueueSlot
 from oncemore.log.encryption import EMPTY, decrypt_bytes
 from oncemore.log.group_commit import InterruptShield
 from oncemore.log.record import (
     FORMAT,
     NEW,
     NOWHERE,
+    AcceptedPolicy,
     ArtifactRecord,
     BreakerRecord,
     CheckpointRecord,
@@ -40,6 +42,7 @@ from oncemore.log.record import (
 )
 from oncemore.log.store import Conflict, EntryWrite, HeadIndex
 from oncemore.policy.canonical_json import LARGEST_INTEGER
+from oncemore.schedules.record import ScheduleRecord
 
 if TYPE_CHECKING:
     from oncemore.log.encryption import BodyCipher
@@ -49,6 +52,8 @@ if TYPE_CHECKING:
 
 #: Marks of entries that have a single one.
 CHECKPOINT: tuple[Any, ...] = ("CHECKPOINT",)
+JOURNAL: tuple[Any, ...] = ("JOURNAL",)
+SIGNAL: tuple[Any, ...] = ("SIGNAL",)
 EVENT: tuple[Any, ...] = ("EVENT",)
 ARTIFACT: tuple[Any, ...] = ("ARTIFACT",)
 #: Index state of a run that waits for an operator, in any state of the run: held runs are few among many
@@ -279,6 +284,13 @@ def build_index(state: Entity) -> HeadIndex:
         return HeadIndex("secret", state.state)
     if type(state) is RecordedPolicy:
         return HeadIndex("policy", state.state, None, state.name)
+    if type(state) is AcceptedPolicy:
+        return HeadIndex("accepted", state.state, None, state.name)
+    if type(state) is ScheduleRecord:
+        return HeadIndex("schedule", state.state, state.next_tick, state.step)
+    if type(state) is QueueSlot:
+        # The due column holds the number, so that the slots of one queue are found by an index.
+        return HeadIndex("queue", state.state, float(state.number), state.queue)
     if type(state) is CheckpointRecord:
         return HeadIndex("ledger", state.state)
     assert type(state) is ArtifactRecord

@@ -19,7 +19,9 @@ from __future__ import annotations
 from oncemore._values import Value, make
 from oncemore.control.model import Approval, SwitchBoard
 from oncemore.limits.cooldown_rules import ResourceRecord
+from oncemore.limits.queue_rules import QueueSlot
 from oncemore.policy.model import check_transition
+from oncemore.schedules.record import ScheduleRecord
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,9 +31,11 @@ if TYPE_CHECKING:
 
     StateMark = Literal["PENDING", "RUNNING", "SOFT_FAIL", "HARD_FAIL", "COMPLETE", "INTENT", "COMMIT"]
     RunMark = Literal["CHECKPOINT", "DECISION", "ESCALATION", "PRUNE", "ERASE", "EVENT", "ARTIFACT"]
+    WorkflowMark = Literal["JOURNAL", "SIGNAL"]
     EventMark = Literal["SENDING", "DELIVERED", "DEAD"]
     OtherMark = Literal["MAINTENANCE", "LEASE", "JOB", "RESOURCE", "BREAKER", "QUOTA", "SECRET", "POLICY"]
-    Mark = StateMark | RunMark | EventMark | OtherMark | Literal["CONTROL", "APPROVAL", "LEDGER"]
+    EntityMark = Literal["CONTROL", "APPROVAL", "SCHEDULE", "QUEUE", "LEDGER"]
+    Mark = StateMark | RunMark | WorkflowMark | EventMark | OtherMark | EntityMark
     State_ = TypeVar("State_", bound="Entity")
 
 #: Number of the stored format; it is part of every header and head.
@@ -45,8 +49,9 @@ class RunRecord(Value):
 
     fence                raised by every INTENT; the store rejects a write with an older fence
     attempt              number of the last attempt, counted over all runs of the key
-    attempt_count        attempts of this run
-    max_attempts         limit of attempts of this run
+    attempt_count        attempts of this run that count in max_attempts: it includes the running one, and
+                         not one that was lost with its process, interrupted, or never begun
+    max_attempts         limit of attempt_count
     not_before           earliest time of the next attempt
     deadline             time at which the run must have ended; 0: none
     held_for             the reason why the run waits for an operator; empty: it does not wait
@@ -62,6 +67,10 @@ class RunRecord(Value):
     budget_debt          retry-budget tokens that the next attempt costs and that were missing; 0: none
     expected_duration_s  duration of the longest failed attempt of this run, if it took a second or more;
                          0: not known
+    crash_count          attempts of this run that were lost with their process
+    max_crashes          limit of crash_count; 0: lost and interrupted attempts stay in attempt_count
+    traceparent          trace context (W3C) of the process that opened the run; empty: it had no tracing
+    last_traceparent     the same of the last process that claimed it, if that is another trace
     """
 
     state: State = "PENDING"
@@ -98,6 +107,10 @@ class RunRecord(Value):
     failure_counted: bool = False
     budget_debt: float = 0.0
     expected_duration_s: float = 0.0
+    crash_count: int = 0
+    max_crashes: int = 0
+    traceparent: str = ""
+    last_traceparent: str = ""
 
 
 class WorkerRecord(Value):
@@ -304,6 +317,25 @@ class RecordedPolicy(Value):
     source: str = ""
 
 
+class AcceptedPolicy(Value):
+    """The highest version of a governed policy that a store has accepted (`governance.accepted_policies`).
+
+    state      always ACCEPTED
+    digest     SHA-256 of the bytes of the file
+    signature  who signed it, as in `Profile.signature`
+    content    everything in the file that decides, by dotted field path
+    """
+
+    state: str = "ACCEPTED"
+    name: str = ""
+    version: str = ""
+    digest: str = ""
+    accepted_at: float = 0.0
+    signature: str = ""
+    content: dict[str, Any] = {}  # noqa: RUF012 - never changed in place
+    source: str = ""
+
+
 class CheckpointRecord(Value):
     """The last checkpoint of the log (`governance.checkpoints`).
 
@@ -339,6 +371,9 @@ Entity = (
     | Approval
     | StoreSecret
     | RecordedPolicy
+    | AcceptedPolicy
+    | ScheduleRecord
+    | QueueSlot
     | CheckpointRecord
 )
 #: All kinds of records.

@@ -7,10 +7,12 @@ an object with one key that starts with `$`:
     {"$time": "2026-11-15T12:00:00.000000Z"}   {"$datetime": …}   {"$date": …}   {"$clock": …}
     {"$duration": [days, seconds, microseconds]}   {"$uuid": …}
     {"$tuple": […]}   {"$set": […]}   {"$frozenset": […]}   {"$map": [[key, value], …]}
-    {"$artifact": {"digest": …, "size": …, "name": …}}
+    {"$artifact": {"digest": …, "size": …, "name": …}}   {"$path": "a/b"}   {"$purepath": ["windows", "C:/b"]}
+    {"$registered": ["Money", …]}   for a type that the program has registered (`log.type_registry`)
 
-A mapping whose own keys begin with `$`, or are not strings, is written as `$map`. Other types are refused: no
-pickles, no class names, nothing that runs when it is read. A `TaggedEncoder` with `keyed=True` writes the
+A mapping whose own keys begin with `$`, or are not strings, is written as `$map`. Dataclasses, models and
+enums (`$object`, `$enum`) are written and read by an annotation, in `log.typed_values`. Other types are
+refused: no pickles, nothing that stored data could import. A `TaggedEncoder` with `keyed=True` writes the
 form from which keys are computed: strings in Unicode NFC, sets in one order, times in UTC.
 """
 
@@ -19,6 +21,7 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from sys import get_int_max_str_digits
 from typing import TYPE_CHECKING, Any, Final
 from unicodedata import is_normalized, normalize
@@ -26,12 +29,14 @@ from uuid import UUID
 
 from oncemore.artifacts.artifact import Artifact, tag_artifact, untag_artifact
 from oncemore.errors import UsageError
+from oncemore.log.type_registry import find_registered, find_registered_name
 from oncemore.policy.canonical_json import LARGEST_INTEGER, MAX_DEPTH, encode_canonical
 from oncemore.steps.read_only_values import ReadOnlyDict, ReadOnlyList
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from oncemore.log.type_registry import RegisteredType
     from oncemore.policy.canonical_json import Plain
 
 
@@ -40,6 +45,10 @@ PLAIN_VALUES: Final = "plain values (numbers, strings, dates, bytes, lists, mapp
 
 class NotEncodable(UsageError):
     """A value has no tagged form; the message names the value and the remedy."""
+
+
+class NeedsAnnotation(NotEncodable):
+    """A stored value is of a class, and only an annotation says which one."""
 
 
 class TaggedEncoder:
@@ -83,11 +92,39 @@ class TaggedEncoder:
             return self._tag_items(value, path, depth_left)
         if kind is ReadOnlyDict:
             return self._tag_mapping(value, path, depth_left)  # type: ignore[arg-type]
-        if write is None:
+        return self._tag_other(value, path, depth_left) if write is None else write(value)
+
+    def _tag_other(self, value: object, path: str, depth_left: int) -> Plain:
+        """Return the tagged form of a path or of a value of a registered type; refuse any other."""
+        kind = type(value)
+        if kind in _PATH_FLAVOURS:
+            text, flavour = self._tag_text(value.as_posix(), path), _PATH_FLAVOURS[kind]  # type: ignore[attr-defined]
+            return {"$purepath": [flavour, text]} if flavour else {"$path": text}
+        registered = find_registered(kind)
+        if registered is None:
             raise NotEncodable(
-                f"{path} is {_with_article(kind.__name__)}, which has no form in JSON; {self._advice}"
+                f"{path} is {with_article(kind.__name__)}, which has no form in JSON; {self._advice}"
             )
-        return write(value)
+        return self._tag_registered(value, registered, path, depth_left)
+
+    def _tag_registered(self, value: Any, registered: RegisteredType, path: str, depth_left: int) -> Plain:
+        kind = registered.cls
+        try:
+            plain = self.tag_value(registered.encode(value), path, depth_left - 2)
+            # In a key too: two values that the codec confuses must not become the same work.
+            decoded = registered.decode(registered.encode(value))
+            again = self.tag_value(registered.encode(decoded), path, depth_left - 2)
+        except Exception as error:
+            raise NotEncodable(
+                f"{path} is {with_article(kind.__name__)}, and its registered codec raised "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if type(decoded) is not kind or again != plain:
+            raise NotEncodable(
+                f"{path} is {with_article(kind.__name__)}, and its registered codec changes it: decode() of "
+                "encode() must return an equal value of the class"
+            )
+        return {"$registered": [registered.name, plain]}
 
     def _tag_text(self, value: str, path: str) -> str:
         try:
@@ -135,6 +172,22 @@ class TaggedEncoder:
         return {name: items if name == "$tuple" else sorted(items, key=encode_canonical)}
 
 
+class EventEncoder(TaggedEncoder):
+    """Encodes the payloads of events: a relay delivers them without the types that a program registers."""
+
+    __slots__ = ()
+
+    def _tag_registered(self, value: Any, registered: RegisteredType, path: str, depth_left: int) -> Plain:
+        return self.tag_value(registered.encode(value), path, depth_left)
+
+
+EVENT_ENCODER: Final = EventEncoder()
+#: The kinds of paths by their exact types; empty for the path of this system, which is read as such anywhere.
+_PATH_FLAVOURS: Final[dict[type, str]] = {
+    type(Path()): "",
+    PurePosixPath: "posix",
+    PureWindowsPath: "windows",
+}
 _CONTAINERS: Final[dict[type, str]] = {tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
 
 
@@ -167,6 +220,7 @@ def _tag_datetime(value: datetime) -> Plain:
 
 _WRITERS: Final[dict[type, Callable[[Any], Plain]]] = {
     bytes: lambda value: {"$bytes": b64encode(value).decode()},
+    bytearray: lambda value: {"$bytearray": b64encode(value).decode()},
     Decimal: lambda value: {"$decimal": str(value)},
     UUID: lambda value: {"$uuid": str(value)},
     datetime: _tag_datetime,
@@ -186,16 +240,43 @@ def untag_value(plain: Any) -> Any:
     if len(plain) == 1:
         (name,) = plain
         if name.startswith("$"):
+            if name in TYPED_TAGS:
+                raise NeedsAnnotation(
+                    f"a stored value is {with_article(plain[name][0])}, and no annotation says which class "
+                    "that is; read it through its step"
+                )
             if name not in _READERS:
                 raise NotEncodable(f"{name} is not a tag of this version; a newer oncemore wrote it")
             return _READERS[name](plain[name])
     return {name: untag_value(item) for name, item in plain.items()}
 
 
+def _untag_registered(parts: Any) -> Any:
+    name, plain = parts
+    registered = find_registered_name(name)
+    if registered is None:
+        raise NotEncodable(
+            f"a stored value is of the type {name!r}, which is not registered in this process; register it "
+            "(oncemore.register_type), or import the module that does"
+        )
+    return registered.decode(untag_value(plain))
+
+
+def _untag_pure_path(parts: Any) -> PurePath:
+    flavour, text = parts
+    return PurePosixPath(text) if flavour == "posix" else PureWindowsPath(text)
+
+
+#: Tags of values that are read by an annotation (`log.typed_values`).
+TYPED_TAGS: Final = frozenset({"$object", "$enum"})
 _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "$int": int,
     "$float": float,
     "$bytes": lambda text: b64decode(text, validate=True),
+    "$bytearray": lambda text: bytearray(b64decode(text, validate=True)),
+    "$path": Path,
+    "$purepath": _untag_pure_path,
+    "$registered": _untag_registered,
     "$decimal": Decimal,
     "$uuid": UUID,
     "$time": datetime.fromisoformat,
@@ -211,5 +292,12 @@ _READERS: Final[dict[str, Callable[[Any], Any]]] = {
 }
 
 
-def _with_article(name: str) -> str:
+def has_own_form(cls: type) -> bool:
+    """Return whether values of a class have a form that does not depend on registered types."""
+    own = (type(None), bool, str, int, float, list, dict, ReadOnlyList, ReadOnlyDict)
+    return cls in own or cls in _CONTAINERS or cls in _WRITERS or issubclass(cls, PurePath)
+
+
+def with_article(name: str) -> str:
+    """Return a name with its indefinite article."""
     return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"

@@ -18,7 +18,13 @@ from oncemore.log.entry_codec import decode_body, decode_header
 from oncemore.log.record import RunRecord
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.canonical_json import run_seed
-from oncemore.policy.closing import closing_of, closing_proof, decide_closing, is_closing
+from oncemore.policy.closing import (
+    closing_of,
+    closing_proof,
+    count_lost_attempt,
+    decide_closing,
+    is_closing,
+)
 from oncemore.policy.decide import Situation, decide_retry
 from oncemore.policy.model import Failure
 from oncemore.policy.policy import Policy
@@ -208,13 +214,18 @@ def _compare_closing(
         yield from _compare_values(entry, state, "proof", proof, computed_proof)
     # The inputs are those of the run before this entry, unless this entry begins the run.
     run: RunRecord = before if before is not None and before.run_id == state.run_id else state
+    counts = count_lost_attempt(run, decision.closing.event)
     open_states = (run.state, "SOFT_FAIL")
     after = "HARD_FAIL" if decision.action == "stop" else state.state if state.state in open_states else ""
     waits = state.not_before if decision.not_before is None else decision.not_before
     rows = (
         ("proof.attempt", proof["attempt"], run.attempt_count),
         ("proof.thresholds.max_attempts", proof["thresholds"]["max_attempts"], run.max_attempts),
+        ("proof.thresholds.max_crashes", decision.closing.max_crashes, run.max_crashes),
+        ("proof.inputs.crashes", decision.closing.crashes, run.crash_count if run.max_crashes else 0),
         ("proof.policy", decision.closing.policy, run.policy),
+        ("tried", state.attempt_count, counts.get("attempt_count", run.attempt_count)),
+        ("crashes", state.crash_count, counts.get("crash_count", run.crash_count)),
         ("state", state.state, after),
         ("reason", state.reason, decision.reason),
         ("held_for", state.held_for, decision.held_for),

@@ -19,10 +19,10 @@ from oncemore.artifacts.backends import FolderBackend
 from oncemore.errors import Error, UsageError
 from oncemore.log.entry_codec import decode_body, decode_head, decode_header
 from oncemore.log.memory import MemoryStore
-from oncemore.log.tagged_json import untag_value
 from oncemore.maintenance.sandbox import SandboxGuard
 from oncemore.queries.step_commands import import_steps
 from oncemore.steps.context import context
+from oncemore.steps.decorator import decode_arguments
 from oncemore.steps.engine import Engine
 from oncemore.testing import instant_waits
 
@@ -95,7 +95,7 @@ def _write_answer(answers: Any, answer: dict[str, Any]) -> None:
 def _run_job(step: Step[..., Any], job: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Run one job on a new engine; return the body of its COMMIT, or the reason why it has none."""
     try:
-        arguments = {name: untag_value(value) for name, value in job["arguments"].items()}
+        arguments = decode_arguments(step, job["arguments"])
         # A new in-memory log for every job: an earlier result must not answer a later call.
         engine = Engine(PureOnlyStore, "memory:", place=lambda: FolderBackend(folder / "artifacts"))
         with (

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from oncemore._values import Value
 from oncemore.config import WARN_FILE_MB, WARN_LEFT_MB, WARN_WAL_MB
 from oncemore.errors import Error
+from oncemore.events import StoreSizeExceeded
 
 if TYPE_CHECKING:
     from oncemore.log.store import MaintenanceStore, Store
@@ -38,15 +39,6 @@ class SizeLimits(Value):
 DEFAULT_LIMITS = SizeLimits()
 
 
-class SizeExceeded(Value):
-    """A limit that was passed: its name, the size and the limit in bytes, and advice."""
-
-    what: str
-    bytes: int
-    limit: int
-    advice: str
-
-
 class SizeMonitor:
     """Compares sizes with their limits, and remembers the warnings that were given."""
 
@@ -63,30 +55,31 @@ class SizeMonitor:
             log.debug("oncemore: the size of the store is not known: %s", error)
             return
         for warning in warnings:
+            sizes = (warning.size_bytes // MB, warning.limit_bytes // MB)
             log.warning(
                 "oncemore: %s: %s is %d MiB, the limit is %d MiB; %s",
-                *(engine.url, warning.what, warning.bytes // MB, warning.limit // MB, warning.advice),
+                *(engine.url, warning.what, *sizes, warning.advice),
             )
-            engine.listener.notify("store_size", warning)
+            engine.listener.notify(warning)
 
-    def _find_exceeded(self, maintenance: MaintenanceStore) -> list[SizeExceeded]:
+    def _find_exceeded(self, maintenance: MaintenanceStore) -> list[StoreSizeExceeded]:
         space, limits = maintenance.measure_space(), self._limits
         warnings = []
         if self._is_newly_exceeded(STORE_SIZE, space.file, limits.file):
             advice = "prune finished runs (oncemore prune); oncemore sizes shows the largest kinds"
-            warnings.append(SizeExceeded(STORE_SIZE, space.file, int(limits.file * MB), advice))
+            warnings.append(StoreSizeExceeded(STORE_SIZE, space.file, int(limits.file * MB), advice))
         if limits.wal and space.wal > limits.wal * MB:
             # A large write-ahead log is normal under load; warn only if it cannot be emptied.
             obstacle = maintenance.checkpoint_wal()
             size = maintenance.measure_space().wal
             if self._is_newly_exceeded(WAL_SIZE, size, limits.wal) and obstacle:
-                warnings.append(SizeExceeded(WAL_SIZE, size, int(limits.wal * MB), obstacle))
+                warnings.append(StoreSizeExceeded(WAL_SIZE, size, int(limits.wal * MB), obstacle))
         else:
             self._warned.discard(WAL_SIZE)
         # Free space has a lower limit; with both signs turned it is compared like the other sizes.
         if space.left is not None and self._is_newly_exceeded(FREE_SPACE, -space.left, -limits.left):
             advice = "free some space: without it nothing can be stored"
-            warnings.append(SizeExceeded(FREE_SPACE, space.left, int(limits.left * MB), advice))
+            warnings.append(StoreSizeExceeded(FREE_SPACE, space.left, int(limits.left * MB), advice))
         return warnings
 
     def _is_newly_exceeded(self, what: str, size: float, limit_mb: float) -> bool:

@@ -18,6 +18,7 @@ from oncemore._values import Value
 from oncemore.control.model import SWITCH_ON
 from oncemore.control.notifications import TOPIC_PREFIX as NOTIFICATION_PREFIX
 from oncemore.errors import IllegalTransition, UsageError
+from oncemore.events import DeliveryFailed
 from oncemore.log.record import EventRecord, LoadedHead, RecordChange
 from oncemore.policy.canonical_json import make_event_id, run_seed
 from oncemore.policy.decide import Situation, decide_retry
@@ -247,8 +248,13 @@ def _send_event(
         # The lease had expired and another relay claimed the event: its outcome counts.
         return "waiting"
     if result == "dead":
-        yield NotifyListeners("dead", saved)
+        yield NotifyListeners(_delivery_failed(saved))
     return result
+
+
+def _delivery_failed(head: LoadedHead) -> DeliveryFailed:
+    event = head.record
+    return DeliveryFailed(event.topic, event.event_id, event.attempt_count, event.reason)
 
 
 def _find_wait_reason(head: LoadedHead, run_number: int, now: float) -> Script:
@@ -292,7 +298,7 @@ def _give_up_event(head: LoadedHead) -> Script:
     saved = yield AppendChange(head, change)
     if saved is None:
         return "waiting"
-    yield NotifyListeners("dead", saved)
+    yield NotifyListeners(_delivery_failed(saved))
     return "dead"
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from oncemore._driver import OperationTable, run_script, run_script_async
 from oncemore.control.model import SWITCHES_ENTITY
 from oncemore.errors import PermanentError, UsageError, log_warning
+from oncemore.events import DeliveryFailed
 from oncemore.log.encryption import decrypt_bytes
 from oncemore.log.entry_codec import (
     build_event_write,
@@ -169,13 +170,15 @@ class DeliveryDriver:
         return self._identity.name
 
     def log_dead_event(self, op: NotifyListeners) -> None:
-        """Log that an event is dead: no event is dropped silently (MSG-8)."""
-        event = op.head.record
+        """Log that an event is dead, and notify the listeners: no event is dropped silently (MSG-8)."""
+        event = op.event
+        assert type(event) is DeliveryFailed
         log_warning(
-            f"event {event.event_id} ({event.topic}) is dead after {event.attempt_count} attempts, "
+            f"event {event.event_id} ({event.topic}) is dead after {event.attempts} attempts, "
             f"{event.reason}; it stays in the store: OutboxRelay.dead_letters() lists it, "
             "OutboxRelay.redeliver() has it sent again"
         )
+        self.engine.listener.notify(event)
 
     def build_message(self, op: SendEvent) -> EventMessage:
         """Return the message of an event; raise `PermanentError` if it was pruned or is too large."""

@@ -19,6 +19,7 @@ import msgspec
 from oncemore._redact import error_class_name, masked_message
 from oncemore._values import Value
 from oncemore.errors import PermanentError
+from oncemore.log.plain_conversion import convert_plain
 from oncemore.steps.signature import hints_of
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ class MessageReader:
         if hint is None or isinstance(hint, str):
             return value
         try:
-            return msgspec.convert(value, hint)
+            return convert_plain(value, hint)
         except msgspec.ValidationError as error:
             raise UnreadableMessage(f"argument {name!r} does not fit: {error}") from None
         except TypeError:

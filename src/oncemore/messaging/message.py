@@ -9,7 +9,7 @@ an idempotency key (IDEM-15): keys are internal to a step and its store.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -31,7 +31,8 @@ SCHEMA = Path(__file__).with_name("message.v1.json")
 #: The most events that one run can emit, and so the distance between the sequences of two runs.
 MAX_EVENTS_PER_RUN = 1000
 STRUCTURED_TYPE = "application/cloudevents+json"
-_json = msgspec.json.Encoder(order="deterministic")
+# A path is the only value of a payload that msgspec does not know.
+_json = msgspec.json.Encoder(order="deterministic", enc_hook=PurePath.as_posix)
 #: The characters that CloudEvents leave unquoted in a header field: "!" to "~" without the quote and "%".
 _UNQUOTED_CHARACTERS = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
 

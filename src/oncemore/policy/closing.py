@@ -6,8 +6,15 @@
     the run continues at no cost        released, decided: retry at once
 
 An attempt is lost when its worker did not finish it. If `reconcile` was asked about the outcome, its
-answer decides, else the number of attempts that are left. Nothing here reads a clock: the same inputs
-always give the same decision. `closing_proof` has the form of the proofs of `policy.proof`.
+answer decides. Else it depends on the budget that the lost attempt spends (`count_lost_attempt`):
+
+    event            run with max_crashes                  run without (document profiles, older logs)
+    lease_expired    one of max_crashes; held at the end   one of max_attempts; held at the end
+    interrupted      nothing; the run goes on              one of max_attempts; failed at the end
+    released         nothing; the run goes on              nothing; the run goes on
+
+Nothing here reads a clock: the same inputs always give the same decision. `closing_proof` has the form of
+the proofs of `policy.proof`.
 """
 
 from __future__ import annotations
@@ -40,14 +47,20 @@ STOPS: Final = {
 HOLDS: Final = ("checksum_mismatch", APPROVAL_NEEDED)
 #: Events after which the run continues at once.
 RESUMES: Final = ("released", "decided")
-#: Hold reasons: all attempts were lost with their workers, or the outcome is not known.
+#: Hold reasons: attempts were lost with their workers until none was left, or the outcome is not known.
 POISON, OUTCOME_UNKNOWN = "poison", "outcome_unknown"
+#: Events: the attempt was lost with its process; its process, or its caller, was told to end.
+LEASE_EXPIRED, INTERRUPTED = "lease_expired", "interrupted"
+#: The reason of a run that has lost as many attempts as `max_crashes` allows.
+CRASHES_EXCEEDED = "max_crashes_exceeded"
 
 
 class Closing(Value):
     """The inputs of a decision about an open run.
 
-    `answer` is the reply of `reconcile`: "applied", "not_applied" or "unknown"; "" if it was not asked.
+    answer       the reply of `reconcile`: "applied", "not_applied" or "unknown"; "" if it was not asked
+    crashes      attempts lost with their process before this event
+    max_crashes  their limit; 0: lost attempts count in max_attempts
     """
 
     event: str
@@ -56,6 +69,8 @@ class Closing(Value):
     now: float
     answer: str = ""
     policy: str = ""
+    crashes: int = 0
+    max_crashes: int = 0
 
 
 class ClosingDecision(Value):
@@ -70,7 +85,41 @@ class ClosingDecision(Value):
 
 def close_run(run: RunRecord, event: str, now: float, answer: str = "") -> ClosingDecision:
     """Return the decision about a run after an event."""
-    return decide_closing(Closing(event, run.attempt_count, run.max_attempts, now, answer, run.policy))
+    return decide_closing(
+        Closing(
+            event=event,
+            attempt=run.attempt_count,
+            max_attempts=run.max_attempts,
+            now=now,
+            answer=answer,
+            policy=run.policy,
+            crashes=run.crash_count,
+            max_crashes=run.max_crashes,
+        )
+    )
+
+
+def count_lost_attempt(run: RunRecord, event: str) -> dict[str, int]:
+    """Return the counters of a run that change when its running attempt ends by an event without an outcome.
+
+    An attempt is counted in `attempt_count` when it starts; it is taken out again if it spends another budget
+    or none.
+    """
+    if run.state != "RUNNING" or not (run.max_crashes or event == "released"):
+        return {}
+    if event == LEASE_EXPIRED:
+        return {"attempt_count": run.attempt_count - 1, "crash_count": run.crash_count + 1}
+    return {"attempt_count": run.attempt_count - 1} if event in (INTERRUPTED, "released") else {}
+
+
+def describe_spent_budget(run: RunRecord) -> str:
+    """Return which budget of a poison run is used up: crashes, or attempts of which the last was lost."""
+    if run.max_crashes:
+        return f"{run.crash_count} of {run.max_crashes} attempts were lost with their process (max_crashes)"
+    return (
+        f"attempt {run.attempt_count} of {run.max_attempts} was the last (max_attempts), and was lost with "
+        "its process"
+    )
 
 
 def decide_closing(closing: Closing) -> ClosingDecision:
@@ -82,11 +131,19 @@ def decide_closing(closing: Closing) -> ClosingDecision:
         return ClosingDecision("quarantine", event, event, None, closing)
     if closing.answer == "unknown":
         return ClosingDecision("quarantine", event, OUTCOME_UNKNOWN, None, closing)
+    if closing.max_crashes:
+        crashes = closing.crashes + (event == LEASE_EXPIRED)
+        # So many processes ended with this work that it may be what ends them: a person decides. A `once` run
+        # comes here when its last lost attempt is found not to have taken effect.
+        if crashes >= closing.max_crashes and (event == LEASE_EXPIRED or closing.answer):
+            return ClosingDecision("quarantine", CRASHES_EXCEEDED, POISON, None, closing)
+        if event in (LEASE_EXPIRED, INTERRUPTED):
+            return ClosingDecision("retry", event, "", closing.now, closing)
     # A released or approved run may exceed max_attempts: an operator has just allowed the next attempt.
     if closing.attempt < closing.max_attempts or (event in RESUMES and not closing.answer):
         return ClosingDecision("retry", event, "", closing.now, closing)
     # Every attempt ended with a dead worker: the work itself may kill its process, so a person decides.
-    if event == "lease_expired" and not closing.answer:
+    if event == LEASE_EXPIRED and not closing.answer:
         return ClosingDecision("quarantine", event, POISON, None, closing)
     return ClosingDecision("stop", "max_attempts_exceeded", "", None, closing)
 
@@ -109,8 +166,13 @@ def closing_proof(decision: ClosingDecision) -> dict[str, Plain]:
             "code": closing.event.upper(),
             "rule": f"run:{closing.event}",
         },
-        "inputs": {"now": closing.now, "event": closing.event, "answer": closing.answer},
-        "thresholds": {"max_attempts": closing.max_attempts},
+        "inputs": {
+            "now": closing.now,
+            "event": closing.event,
+            "answer": closing.answer,
+            **_crash_fields(closing, "crashes"),
+        },
+        "thresholds": {"max_attempts": closing.max_attempts, **_crash_fields(closing, "max_crashes")},
         "formula": "",
         "terms": None,
         "clamps": [],
@@ -120,6 +182,11 @@ def closing_proof(decision: ClosingDecision) -> dict[str, Plain]:
         "not_before": decision.not_before,
         "sentence": _closing_sentence(decision),
     }
+
+
+def _crash_fields(closing: Closing, name: str) -> dict[str, Plain]:
+    # Runs without max_crashes have the proof that older versions recorded: `replay` compares its bytes.
+    return {name: getattr(closing, name)} if closing.max_crashes else {}
 
 
 _VERDICTS: Final = {
@@ -139,6 +206,8 @@ def _closing_sentence(decision: ClosingDecision) -> str:
     }
     outcome = f", and the outcome is: {closing.answer.replace('_', ' ')}" if closing.answer else ""
     count = f"attempt {closing.attempt} of {closing.max_attempts}"
+    if closing.max_crashes and closing.event == LEASE_EXPIRED:
+        count = f"crash {closing.crashes + 1} of {closing.max_crashes}"
     return f"after {count}: {closing.event.replace('_', ' ')}{outcome}; {follows[decision.action]}."
 
 
@@ -158,4 +227,6 @@ def closing_of(proof: dict[str, Any]) -> Closing:
         now=inputs["now"],
         answer=inputs["answer"],
         policy=policy,
+        crashes=inputs.get("crashes", 0),
+        max_crashes=proof["thresholds"].get("max_crashes", 0),
     )

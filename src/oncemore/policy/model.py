@@ -25,10 +25,11 @@ KINDS: Final = ("transient", "throttled", "conflict", "permanent")
 EFFECTS: Final = ("pure", "idempotent", "transactional", "outbox", "once")
 STATES: Final = ("PENDING", "RUNNING", "SOFT_FAIL", "HARD_FAIL", "COMPLETE")
 
-#: The allowed transitions of a run (STATE-2); every other pair is refused.
+#: The allowed transitions of a run (STATE-2); every other pair is refused. RUNNING → PENDING is a workflow
+#: that waits for a time or a signal: its function has left the process, and nothing has failed.
 TRANSITIONS: Final[dict[State, frozenset[State]]] = {
     "PENDING": frozenset({"RUNNING", "COMPLETE", "HARD_FAIL"}),
-    "RUNNING": frozenset({"SOFT_FAIL", "HARD_FAIL", "COMPLETE"}),
+    "RUNNING": frozenset({"PENDING", "SOFT_FAIL", "HARD_FAIL", "COMPLETE"}),
     "SOFT_FAIL": frozenset({"RUNNING", "HARD_FAIL", "COMPLETE"}),
     "HARD_FAIL": frozenset(),
     "COMPLETE": frozenset(),

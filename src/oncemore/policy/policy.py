@@ -12,6 +12,7 @@ from oncemore.errors import PolicyError
 from oncemore.policy.backoff import FULL_JITTER, NO_JITTER, Jitter, Schedule, largest_delay
 from oncemore.policy.canonical_json import canonical_digest, encode_fragment
 from oncemore.policy.policy_checks import (
+    DEFAULT_CRASHES,
     MAX_ATTEMPTS,
     PER_KEY,
     PER_RUN,
@@ -46,7 +47,10 @@ ESCALATION = ("autonomy-matrix", "deadline-aware")
 class Policy(FrozenRecord):
     """How often and after which delays a kind of work is retried.
 
-    max_attempts  number of calls, the first included
+    max_attempts  number of calls that may fail, the first included
+    max_crashes   durable steps: number of attempts that may be lost with their process (a crash, a kill, a
+                  lost lease); None: a lost attempt counts in max_attempts. "default": 20, and None in a
+                  governed policy
     schedule      the planned delay after each attempt
     jitter        how delays are spread
     jitter_seed   seed of the jitter: a template that is resolved per run, or a literal
@@ -68,6 +72,7 @@ class Policy(FrozenRecord):
         "jitter",
         "jitter_seed",
         "max_attempts",
+        "max_crashes",
         "max_delay_s",
         "name",
         "retry_cost",
@@ -84,6 +89,7 @@ class Policy(FrozenRecord):
     jitter: Jitter
     jitter_seed: str
     max_attempts: int
+    max_crashes: int | None
     max_delay_s: float
     name: str
     retry_cost: float
@@ -100,6 +106,7 @@ class Policy(FrozenRecord):
         version: str = "1",
         *,
         max_attempts: int = 3,
+        max_crashes: int | Literal["default"] | None = "default",
         schedule: Schedule = Schedule("exponential", 1.0),  # noqa: B008 - a frozen value
         jitter: Jitter = FULL_JITTER,
         jitter_seed: str = PER_RUN,
@@ -120,6 +127,7 @@ class Policy(FrozenRecord):
             "jitter": jitter,
             "jitter_seed": jitter_seed,
             "max_attempts": max_attempts,
+            "max_crashes": _default_crashes(governed) if max_crashes == "default" else max_crashes,
             "max_delay_s": max_delay_s,
             "name": name,
             "retry_cost": retry_cost,
@@ -152,9 +160,11 @@ class Policy(FrozenRecord):
         for part, _ in _PARTS:
             if fields[part] is not None:
                 fields[part] = fields[part]._asdict()
-        # `bounds` was added later: without it, policies keep the digest that older logs recorded.
+        # Both were added later: without them, policies keep the digest that older logs recorded.
         if not self.bounds:
             del fields["bounds"]
+        if self.max_crashes is None:
+            del fields["max_crashes"]
         return fields
 
     @property
@@ -194,10 +204,16 @@ class Policy(FrozenRecord):
         return warnings
 
 
+def _default_crashes(governed: bool) -> int | None:
+    """Return the crash limit of a policy that gives none; the documents of governed policies have none."""
+    return None if governed else DEFAULT_CRASHES
+
+
 class StepSettings(Value):
     """Settings of a policy file for the durable steps that use it.
 
-    after_failure   "raise", or "new_run": a new call of failed work starts a new run
+    after_failure   "new_run": a new top-level call of failed work starts a new run; or "raise", in governed
+                    files unless they say otherwise
     quarantines     whether work that is not retried is quarantined (X-56)
     halts_pipeline  whether a non-retryable error halts the step's pipeline (X-71)
     breaker         rules of the provider's circuit breaker; None for no breaker
@@ -208,9 +224,10 @@ class StepSettings(Value):
     priority        priority of the work for workers: P0, P1 or P2
     repeats_once    whether a `once` step is retried after an error that guarantees that nothing happened
     lease           lease time and renewal interval in seconds; None: the engine's own settings
+    governed_profile  the `Profile` of a governed file, whose version a store remembers; else None
     """
 
-    after_failure: str = "raise"
+    after_failure: str = "new_run"
     quarantines: bool = False
     halts_pipeline: bool = False
     breaker: BreakerRules | None = None
@@ -219,6 +236,7 @@ class StepSettings(Value):
     priority: str = "P1"
     repeats_once: bool = True
     lease: tuple[float, float] | None = None
+    governed_profile: object = None
 
 
 class PolicyFacts(Value):
@@ -293,6 +311,8 @@ def restore_policy(fields: Mapping[str, Any]) -> Policy:
             "a newer version wrote it, use that version here too"
         )
     values: dict[str, Any] = dict(fields)
+    # Before `max_crashes` existed, a lost attempt counted as an attempt.
+    values.setdefault("max_crashes", None)
     values["bounds"] = tuple((name, tuple(limits)) for name, limits in fields.get("bounds", ()))
     # JSON has turned tuples into lists; the values of a policy must stay hashable.
     for name, kind in _PARTS:

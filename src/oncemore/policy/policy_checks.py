@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from oncemore.policy.verdict import ErrorClasses
 
 MAX_ATTEMPTS = 1000
+#: Attempts of a run that may be lost with their process, unless a policy says otherwise.
+DEFAULT_CRASHES = 20
 DEFAULT_CAP_S = 30.0
 PER_RUN = "<sha256(run_id)>"
 PER_KEY = "<sha256(idempotency_key)>"
@@ -33,6 +35,8 @@ GOVERNED_ATTEMPTS, GOVERNED_JITTER = 10, 0.1
 def check_fields(fields: dict[str, Any]) -> float:
     """Return the cap of a new policy; raise `PolicyError` for the first field with a wrong value."""
     _check_count("max_attempts", fields["max_attempts"])
+    if fields["max_crashes"] is not None:
+        _check_count("max_crashes", fields["max_crashes"])
     schedule = check_schedule(fields["schedule"])
     jitter = check_jitter(fields["jitter"])
     check_seed(fields["jitter_seed"])
@@ -150,6 +154,11 @@ def _broken_when_governed(policy: Policy) -> Iterator[tuple[str, str]]:
     if policy.max_attempts > GOVERNED_ATTEMPTS:
         text = f"a governed policy allows 1 to {GOVERNED_ATTEMPTS} (BACKOFF-20)"
         yield "max_attempts", f"is {policy.max_attempts}; {text}"
+    if policy.max_crashes is not None:
+        text = (
+            "a governed policy counts an attempt that is lost with its process in max_attempts (BACKOFF-20)"
+        )
+        yield "max_crashes", f"is {policy.max_crashes}; {text}: None, or null in a file"
     if not _has_growing_delays(policy):
         delays = ", ".join(f"{delay:g}" for delay in _planned_delays(policy)[:4])
         yield "schedule", f"plans {delays} s; the delays of a governed policy grow up to the cap (BACKOFF-3)"

@@ -9,9 +9,16 @@ from __future__ import annotations
 from oncemore._values import Value
 from oncemore.control.model import APPROVAL_NEEDED
 from oncemore.errors import UsageError
-from oncemore.policy.closing import is_closing
+from oncemore.policy.closing import (
+    CRASHES_EXCEEDED,
+    LEASE_EXPIRED,
+    POISON,
+    describe_spent_budget,
+    is_closing,
+)
 from oncemore.policy.explain import explain_decision, format_seconds
 from oncemore.queries.times import format_time
+from oncemore.workflows.journal import NEVER, describe_records
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,6 +104,9 @@ def _explain_attempts(timeline: RunTimeline) -> Iterator[AttemptExplanation]:
     for entry in timeline.steps:
         if "decision" in entry.body:
             decisions.append(_describe_decision(entry))
+        if "SIGNAL" in entry.marks:
+            lines = describe_records(entry.body.get("journal", ()))
+            decisions += [f"It {line} at {format_time(entry.at)}." for line in lines]
         if "INTENT" not in entry.marks:
             continue
         span = attempts[entry.state.attempt]
@@ -138,8 +148,9 @@ def _describe_start(timeline: RunTimeline, span: TimeSpan, entry: TimelineEntry)
     if idle > max(0.1, 0.1 * waited):
         text += f"{', and' if waited else ' after'} {format_seconds(idle)} in which no worker started it"
     run = entry.state
+    crashes = f" after {run.crash_count} of {run.max_crashes} crashes" if run.crash_count else ""
     yield (
-        f"{text}; it is number {run.attempt_count} of {run.max_attempts} in this run, with fence "
+        f"{text}; it is number {run.attempt_count} of {run.max_attempts} in this run{crashes}, with fence "
         f"{span.fence}."
     )
     # A run is recorded with the policy of its first attempt, and the step may have changed since.
@@ -167,16 +178,29 @@ def _describe_end(timeline: RunTimeline, span: TimeSpan, end: TimelineEntry | No
         # Attempts are numbered per key, and policies count them per run.
         prefix = "" if end.state.attempt_count == span.number else "Counted within this run: "
         yield prefix + _explain_proof(end.body["proof"])
+    elif end.state.held_for == POISON:
+        lost = _describe_lost_worker(timeline, span, end)
+        yield (
+            f"Its worker was lost{lost}, and {describe_spent_budget(end.state)}: the work may be what ends its "
+            "workers, so it is held for a person (poison)."
+        )
     elif end.state.held_for:
         yield (
             "It is unknown whether it took effect, and it must not happen twice: it is held for a person "
             f"({end.state.held_for})."
         )
+    elif "JOURNAL" in end.marks:
+        # The attempt of a workflow that waits: nothing failed.
+        yield from (_to_sentence(text) for text in describe_records(end.body.get("journal", ())))
     elif end.state.reason in END_REASONS:
         lost = _describe_lost_worker(timeline, span, end)
         yield f"{END_REASONS[end.state.reason]} ({end.state.reason}){lost}."
     elif end.state.state == "COMPLETE" and end.state.reason:
         yield f"It counts as done because of {end.state.reason.replace('_', ' ')}."
+
+
+def _to_sentence(text: str) -> str:
+    return f"It {text}."
 
 
 def _find_lease(timeline: RunTimeline, span: TimeSpan) -> TimeSpan | None:
@@ -187,7 +211,7 @@ def _find_lease(timeline: RunTimeline, span: TimeSpan) -> TimeSpan | None:
 def _describe_lost_worker(timeline: RunTimeline, span: TimeSpan, end: TimelineEntry) -> str:
     """Return the worker of a lost attempt and the end of its lease; an empty text for other ends."""
     lease = _find_lease(timeline, span)
-    if end.state.reason != "lease_expired" or lease is None:
+    if end.state.reason not in (LEASE_EXPIRED, CRASHES_EXCEEDED) or lease is None:
         return ""
     until = f", whose lease lasted until {format_time(lease.ends)}" if lease.ends is not None else ""
     return f"; it was worker {span.worker[:13]} ({lease.message}){until}"
@@ -240,7 +264,9 @@ def _describe_state(timeline: RunTimeline) -> Iterator[str]:
         )
         return
     remaining = row.not_before - timeline.now
-    if row.state in ("PENDING", "SOFT_FAIL") and remaining > 0:
+    if row.state == "PENDING" and row.not_before >= NEVER:
+        yield f"It is {row.reason}: oncemore signal {row.run_id} NAME [VALUE]."
+    elif row.state in ("PENDING", "SOFT_FAIL") and remaining > 0:
         reason = row.reason or "due later"
         until = format_time(row.not_before)
         yield f"It is deferred until {until}, for another {format_seconds(remaining)} ({reason})."

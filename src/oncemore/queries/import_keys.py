@@ -20,6 +20,7 @@ import msgspec
 
 from oncemore._values import Value
 from oncemore.errors import Error, UsageError
+from oncemore.log.plain_conversion import convert_plain
 from oncemore.maintenance.import_keys import build_named_import, mark_keys_done
 from oncemore.maintenance.tasks import (
     MaintenanceTask,
@@ -236,8 +237,11 @@ def convert_argument(where: str, column: str, cell: Any, hint: Any, exact: bool)
     if hint is None or hint is inspect.Parameter.empty or isinstance(hint, str) or hint is Any:
         return cell
     try:
-        return msgspec.convert(cell, hint, strict=exact)
-    except (msgspec.ValidationError, TypeError) as error:
+        # A text on a command line or in a CSV cell that holds a whole object.
+        if not exact and isinstance(cell, str) and cell[:1] in ("{", "[") and hint is not str:
+            return convert_plain(msgspec.json.decode(cell), hint)
+        return convert_plain(cell, hint, exact=exact)
+    except (msgspec.MsgspecError, TypeError) as error:
         raise UsageError(f"{where}: {column} is {cell!r:.60}: {error}") from None
 
 

@@ -148,6 +148,7 @@ def error_classes(policy: Policy) -> dict[str, Plain]:
 def _retry_values(policy: Policy) -> Iterator[tuple[str, Plain]]:
     schedule, jitter = policy.schedule, policy.jitter
     yield "max_attempts", policy.max_attempts
+    yield "max_crashes", policy.max_crashes
     yield "schedule", schedule.shape
     # A fixed schedule lists its delays; all others compute them from a base.
     if schedule.shape == "fixed":
@@ -252,12 +253,13 @@ class PolicySource(Value):
 
 def read_sources(profile: Profile) -> tuple[PolicySource, ...]:
     """Return the sources of a profile: its own file, then the files that it extends."""
-    from oncemore.policy.files import profile as load_profile
+    from oncemore.policy.files import inspect_file
+    from oncemore.policy.files.address import find_profile_file
 
     sources = [_read_source(profile)]
     for name in profile.extends:
         try:
-            sources.append(_read_source(load_profile(name)))
+            sources.append(_read_source(inspect_file(find_profile_file(name))))
         except PolicyError:
             # The parent was extended by its path and cannot be loaded by its name.
             break

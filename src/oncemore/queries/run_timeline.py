@@ -14,6 +14,7 @@ from oncemore._values import Value
 from oncemore.errors import UsageError
 from oncemore.queries.entries import build_lineage, fold_runs
 from oncemore.queries.runs import RunRow, add_stopping_switch, build_row, error_class
+from oncemore.workflows.journal import NEVER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ def _split_wait(wait: TimeSpan, next_attempt_at: float | None, now: float = 0.0)
     """Yield a wait, and the idle time between its due time and the next attempt (None: not started)."""
     assert wait.ends is not None
     due = max(wait.begins, wait.ends)
-    if wait.outcome:  # held: it waits for a person, not for a time
+    if wait.outcome or due >= NEVER:  # it waits for a person or a signal, not for a time
         yield wait._replace(ends=next_attempt_at)
         return
     if due > wait.begins:

@@ -56,6 +56,8 @@ class RunRow(Value):
     changed     the time of the last entry
     error       the class of the error that the run last ended with
     stopped_by  the switch that stops the run
+    crashes     attempts of this run that were lost with their process, of max_crashes; max_crashes is 0 if
+                lost attempts count as attempts
     """
 
     run_id: str
@@ -80,6 +82,8 @@ class RunRow(Value):
     policy: str
     seq: int
     stopped_by: str = ""
+    crashes: int = 0
+    max_crashes: int = 0
 
 
 def list_runs(store: Store, wanted: RunFilter) -> list[RunRow]:
@@ -182,6 +186,8 @@ def build_row(entity: str, run: RunRecord, body: dict[str, Any], changed: float,
         correlation_id=run.correlation_id,
         policy=run.policy,
         seq=seq,
+        crashes=run.crash_count,
+        max_crashes=run.max_crashes,
     )
 
 

@@ -7,19 +7,22 @@ import inspect
 import json
 from typing import Any
 
+from oncemore._values import Value
 from oncemore.errors import UsageError
 from oncemore.maintenance.tasks import resolve_actor
 from oncemore.queries.import_keys import convert_argument
+from oncemore.queries.runs import find_run
 from oncemore.steps.context import context
+from oncemore.steps.run import Run
 from oncemore.steps.signature import hints_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from oncemore.log.record import RunRecord
     from oncemore.steps.decorator import Step
     from oncemore.steps.engine import Engine
-    from oncemore.steps.run import Run
 
 
 def import_steps(names: Iterable[str]) -> dict[str, Step[..., object]]:
@@ -85,6 +88,26 @@ def parse_json_value(text: str) -> Any:
         ) from None
 
 
+class SentSignal(Value):
+    """A signal that was sent: the record of its run, and whether it was recorded now."""
+
+    state: RunRecord
+    is_new: bool
+
+
+def signal_run(
+    engine: Engine, name: str, signal: str, json_text: str | None, *, signal_id: str | None, by: str | None
+) -> SentSignal:
+    """Send a signal to the run with an id or a key, given in full or as a unique prefix."""
+    value = None if json_text is None else parse_json_value(json_text)
+    found = find_run(engine.store, name)
+    run: Run[Any] = Run(engine, found.entity)
+    if run.run_id != found.run_id:
+        raise UsageError(f"run {found.run_id} has ended; the last run of its key is {run.run_id}")
+    with context(actor=resolve_actor(by)):
+        return SentSignal(run.state, run.signal(signal, value, signal_id=signal_id))
+
+
 def order_by_arguments(
     engine: Engine,
     verb: str,
@@ -106,9 +129,9 @@ def order_by_arguments(
 
 def order_by_run(engine: Engine, verb: str, address: str, run: str, **options: Any) -> Run[Any]:
     """Call a method of a step for a recorded run, with its arguments, tenant and correlation id."""
-    from oncemore.log.tagged_json import untag_value
     from oncemore.queries.run_timeline import load_timeline
     from oncemore.queries.runs import find_run
+    from oncemore.steps.decorator import decode_arguments
 
     timeline = load_timeline(engine.store, find_run(engine.store, run))
     row, steps = timeline.row, import_steps([address])
@@ -116,8 +139,8 @@ def order_by_run(engine: Engine, verb: str, address: str, run: str, **options: A
         raise UsageError(f"{row.run_id} is a run of {row.step}; {address} has {', '.join(sorted(steps))}")
     if not isinstance(timeline.arguments, dict):
         raise UsageError(f"{row.run_id}: its arguments are not recorded; give the step and its arguments")
-    arguments = {name: untag_value(value) for name, value in timeline.arguments.items()}
     step = steps[row.step].bind(engine)
+    arguments = decode_arguments(step, timeline.arguments)
     actor, correlation_id = resolve_actor(options.pop("by")), row.correlation_id or None
     with context(actor=actor, tenant=row.tenant or None, correlation_id=correlation_id):
         # The code may have changed since. Another key would be other work than the operator has named.

@@ -18,6 +18,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from os import urandom
 
+from oncemore import _listeners
 from oncemore import clock as clocks
 from oncemore._values import Value, make
 from oncemore.errors import DeadlineExceeded, RetriesExhausted
@@ -25,7 +26,14 @@ from oncemore.policy.decide import Decision, Situation, decide_retry
 from oncemore.policy.explain import decision_sentence
 from oncemore.policy.model import Failure
 from oncemore.retries.plan import NO_FALLBACK
-from oncemore.retries.report import RetryReport, add_error_note, attach_decision, is_logged, log_report
+from oncemore.retries.report import (
+    RetryReport,
+    add_error_note,
+    attach_decision,
+    is_logged,
+    log_report,
+    publish_report,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -188,7 +196,7 @@ def run_attempts(
         if decision.action != "retry":
             yield from _give_up(plan, _build_report(plan, error, value, decision, waited), covered)
             return
-        if plan.heard or is_logged():
+        if plan.heard or _listeners.listeners or is_logged():
             yield from _announce_retry(plan, _build_report(plan, error, value, decision, waited))
         delay = decision.delay_s
         # Dropped before the wait: a traceback keeps every frame of the failed attempt alive.
@@ -264,8 +272,9 @@ def _build_report(
 
 
 def _announce_retry(plan: RetryPlan, report: RetryReport) -> Generator[Op, object, None]:
-    """Report a failure with a retry to the log, the observer and the user's hook."""
+    """Report a failure with a retry to the log, the listeners, the observer and the user's hook."""
     log_report(report)
+    publish_report(report)
     if plan.witness is not None:
         plan.witness.record_failure(report)
     if plan.on_retry is not None:
@@ -300,6 +309,7 @@ def _give_up(plan: RetryPlan, report: RetryReport, covered: bool) -> Flow:
     # An error that `on` does not cover, in the first attempt, is not the concern of `retry`.
     if covered or report.number > 1:
         log_report(report)
+        publish_report(report)
     if plan.witness is not None:
         plan.witness.record_failure(report)
     if plan.on_give_up is not None:

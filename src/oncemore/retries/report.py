@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
+from oncemore import _listeners
 from oncemore._values import Value
 from oncemore.policy.explain import decision_sentence, format_seconds
 
@@ -113,6 +114,40 @@ def log_report(report: RetryReport) -> None:
     """
     if is_logged():
         _logger.warning("%s: %s", report.name, decision_sentence(report.decision), extra=log_fields(report))
+
+
+def publish_report(report: RetryReport) -> None:
+    """Call the listeners of the process with the failed attempt, if there are any."""
+    if not _listeners.listeners:
+        return
+    # Imported here: a program without listeners does not pay for the classes of the events.
+    from oncemore._redact import error_class_name, masked_message
+    from oncemore.events import AttemptFailed
+
+    decision, failure = report.decision, report.decision.situation.failure
+    _listeners.publish_event(
+        AttemptFailed(
+            step=report.name,
+            key="",
+            run_id="",
+            attempt=report.number,
+            max_attempts=report.attempts,
+            tenant="",
+            correlation_id="",
+            provider="",
+            policy=decision.policy.name,
+            at=decision.situation.now,
+            action=decision.action,
+            reason=decision.reason,
+            delay_s=decision.delay_s,
+            # A value that `until` refuses is a failure without an exception.
+            error_type="" if report.error is None else error_class_name(report.error),
+            error_code=failure.code,
+            error_kind=failure.kind,
+            error_message=masked_message(report.error),
+            duration_s=0.0,
+        )
+    )
 
 
 def log_fields(report: RetryReport) -> dict[str, object]:

@@ -7,7 +7,6 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from oncemore.errors import UsageError
-from oncemore.log.tagged_json import untag_value
 from oncemore.steps.secret import Secret, secret_texts_of
 
 if TYPE_CHECKING:
@@ -54,14 +53,19 @@ class RecordedArguments:
                 f"{self._name} was called with other arguments than it takes here ({', '.join(wrong)}); is "
                 "this another version of it?"
             )
+        values = self.decode_values(stored)
         values = {
-            name: untag_value(stored[name]) if name in stored else withheld[name]
+            name: values[name] if name in values else withheld[name]
             for name in signature.parameters
             if name in names
         }
         bound = inspect.BoundArguments(signature, OrderedDict(values))
         bound.apply_defaults()
         return bound.args, bound.kwargs
+
+    def decode_values(self, stored: Mapping[str, Any]) -> Kwargs:
+        """Return stored arguments by their names, each decoded by the annotation of its parameter."""
+        return {name: self._keys.codecs.decode(name, plain) for name, plain in stored.items()}
 
     def fill_missing(
         self, named: Kwargs, bound_count: int = 0, *, has_dataset_function: bool = False

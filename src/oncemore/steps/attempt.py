@@ -13,27 +13,24 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.json import encode
 
-from oncemore._values import make
-from oncemore.artifacts.artifact import CURRENT_READER, make_label, reference_to_artifact, tag_artifact
+from oncemore.artifacts.artifact import make_label, reference_to_artifact, tag_artifact
 from oncemore.errors import LeaseLost, PolicyViolation, UsageError
 from oncemore.log.record import ArtifactRecord, EventRecord
-from oncemore.log.tagged_json import TaggedEncoder
+from oncemore.log.tagged_json import EVENT_ENCODER, TaggedEncoder
 from oncemore.policy.canonical_json import make_event_id, run_seed
 from oncemore.retries.deadlines import time_remaining
-from oncemore.retries.loop import ENDS
 from oncemore.steps.call import PreparedCall
-from oncemore.steps.context import CONTEXT, CallContext, earlier_deadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncemore.artifacts.artifact import Artifact
-    from oncemore.artifacts.store import ArtifactStore
     from oncemore.log.record import LoadedHead
     from oncemore.log.store import StoreTransaction
     from oncemore.steps.attempt_storage import AttemptBackend
     from oncemore.steps.ops import Output
     from oncemore.steps.transactions import AppliedMark
+    from oncemore.workflows.scope import RunJournal
 
 MOST_EVENTS = MOST_ARTIFACTS = 1000
 #: Prefix of the topics of this package; no step may use it.
@@ -135,7 +132,8 @@ class Attempt:
             raise UsageError(
                 f"{self.step} emits more than {MOST_EVENTS} events; publish one that sums them up"
             )
-        run, ordinal, plain = self.head.record, len(self.events), tag_value(payload)
+        run, ordinal = self.head.record, len(self.events)
+        plain = EVENT_ENCODER.tag_value(payload, "the value")
         self._check_no_outer_key(topic, plain)
         event = EventRecord(
             state="PENDING",
@@ -292,9 +290,11 @@ class RunningAttempt(Attempt):
     evidence   artifacts that are recorded if the attempt fails
     mark       its transaction in the user's own database
     joined_write  the user's write in the store's own transaction (`on_commit`)
+    journal    its sleeps, waits and published values, if there are any
     """
 
     begun = True
+    journal: RunJournal | None = None
 
     def __init__(
         self,
@@ -312,6 +312,20 @@ class RunningAttempt(Attempt):
     def is_forked(self) -> bool:
         """Whether this process was forked inside the function: the attempt is that of the parent process."""
         return self.fork_count != _fork_count[0]
+
+    @property
+    def call(self) -> PreparedCall:
+        """The call that makes the attempt; an attempt in a process of its own has none."""
+        if isinstance(self._storage, PreparedCall):
+            return self._storage
+        call = getattr(self._storage, "call", None)
+        if call is None:
+            raise UsageError(f"{self.step} runs in a process of its own, and publishes no values")
+        return call  # type: ignore[no-any-return]
+
+    def check_active(self, action: str) -> None:
+        """Raise `LeaseLost` if the attempt has ended, or is that of the parent process."""
+        self._check_active(action)
 
     def save_checkpoint(self, plain: Any) -> Any:
         """Store a checkpoint that is in its tagged form already."""
@@ -371,30 +385,3 @@ def current() -> Attempt:
     if attempt is None:
         raise UsageError("oncemore.current() is for the inside of a function with @oncemore.step")
     return attempt
-
-
-class AttemptContext:
-    """Sets the context variables of user code: attempt, call context, time limit, artifact store."""
-
-    __slots__ = ("_artifact_store", "_attempt", "_ends", "_tokens")
-
-    def __init__(self, attempt: RunningAttempt, artifact_store: ArtifactStore, ends: float | None) -> None:
-        self._attempt, self._ends, self._artifact_store = attempt, ends, artifact_store
-
-    def __enter__(self) -> None:
-        run, context = self._attempt.head.record, CONTEXT.get()
-        deadline = earlier_deadline(run.deadline, context.deadline) if run.deadline else context.deadline
-        fields = (run.tenant, run.correlation_id, deadline, context.actor, context.trace_id)
-        self._tokens = (
-            CURRENT.set(self._attempt),
-            CONTEXT.set(make(CallContext, fields)),
-            ENDS.set(self._ends),
-            CURRENT_READER.set(self._artifact_store),
-        )
-
-    def __exit__(self, *error: object) -> None:
-        current, context, ends, reader = self._tokens
-        CURRENT_READER.reset(reader)
-        ENDS.reset(ends)
-        CONTEXT.reset(context)
-        CURRENT.reset(current)

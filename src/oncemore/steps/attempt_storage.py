@@ -58,45 +58,45 @@ class AttemptBackend(Protocol):
 class AttemptStorage:
     """Stores the outputs of a call's attempts, on the engine of the call."""
 
-    __slots__ = ("_call",)
+    __slots__ = ("call",)
 
     def __init__(self, call: PreparedCall) -> None:
-        self._call = call
+        self.call = call
 
     @property
     def artifact_name(self) -> str:
         """The name of the artifact that is the step's result; empty if there is none."""
-        return self._call.plan.artifact
+        return self.call.plan.artifact
 
     def now(self) -> float:
         """Return the store's time."""
-        return self._call.engine.now()
+        return self.call.engine.now()
 
     # Checkpoints ------------------------------------------------------------------------------------
 
     def save_checkpoint(self, attempt: RunningAttempt, plain: Any) -> Any:
         """Append a checkpoint to the run; in an async step, return an awaitable."""
         op = build_checkpoint(attempt, plain)
-        if self._call.plan.is_async:
+        if self.call.plan.is_async:
             return self._save_checkpoint_async(attempt, op)
         from oncemore.steps.perform import append_change
 
-        return self.continue_attempt(attempt, append_change(self._call, op))
+        return self.continue_attempt(attempt, append_change(self.call, op))
 
     async def _save_checkpoint_async(self, attempt: RunningAttempt, op: AppendChange) -> None:
         from oncemore.steps.perform import append_change_async
 
         try:
-            saved = await append_change_async(self._call, op)
+            saved = await append_change_async(self.call, op)
         except GeneratorExit:
             # The coroutine was closed after the write: the attempt goes on from the stored head.
-            attempt.head = self._call.last_answer or attempt.head
+            attempt.head = self.call.last_answer or attempt.head
             raise
         self.continue_attempt(attempt, saved)
 
     def continue_attempt(self, attempt: RunningAttempt, saved: Any) -> None:
         """Continue after a checkpoint; raise if the attempt was interrupted, taken over or cancelled."""
-        call = self._call
+        call = self.call
         # Raised here, inside the function: the work may have hours to go.
         if call.interrupt is not None:
             raise call.interrupt
@@ -112,15 +112,15 @@ class AttemptStorage:
 
     def load_checkpoint(self, head: LoadedHead) -> Any:
         """Return the last checkpoint of a run."""
-        body = read_entry(self._call, head.entity, head.record.checkpoint_version)
+        body = read_entry(self.call, head.entity, head.record.checkpoint_version)
         return untag_value(body["checkpoint"])
 
     # The user's own database ------------------------------------------------------------------------
 
     def begin_transaction(self, attempt: RunningAttempt, connection: Any) -> Any:
         """Begin the transaction of the attempt; return the connection, or an awaitable of it."""
-        is_async = self._call.plan.is_async
-        own_path = str(getattr(self._call.store, "path", ""))
+        is_async = self.call.plan.is_async
+        own_path = str(getattr(self.call.store, "path", ""))
         mark = AppliedMark(adapt_connection(connection), connection, attempt, own_path)
         if mark.is_async and not is_async:
             raise UsageError(f"{attempt.step}: an async connection needs an async step")
@@ -137,17 +137,17 @@ class AttemptStorage:
 
     def check_supports_on_commit(self, step: str) -> None:
         """Refuse `on_commit` on a store without SQL transactions."""
-        if not self._call.store.supports_joined_writes:
+        if not self.call.store.supports_joined_writes:
             raise UsageError(
                 f"{step}: current().on_commit() needs a store in SQLite or PostgreSQL; this one is "
-                f"{self._call.engine.url}. current().transaction(connection) works with every store"
+                f"{self.call.engine.url}. current().transaction(connection) works with every store"
             )
 
     # Artifacts --------------------------------------------------------------------------------------
 
     def put_artifact(self, attempt: RunningAttempt, content: Any, label: ArtifactLabel) -> Any:
         """Store an artifact and attach it to the attempt; in an async step, return an awaitable."""
-        if self._call.plan.is_async:
+        if self.call.plan.is_async:
             return self._put_artifact_async(attempt, content, label)
         return attempt.attach_artifact(self._write_content(attempt, content, label))
 
@@ -158,7 +158,7 @@ class AttemptStorage:
 
     def leave_evidence(self, attempt: RunningAttempt, content: Any, label: ArtifactLabel) -> Any:
         """Store evidence for operators; in an async step, return an awaitable."""
-        if self._call.plan.is_async:
+        if self.call.plan.is_async:
             return self._leave_evidence_async(attempt, content, label)
         return reference_to_artifact(self.store_evidence(attempt, content, label))
 
@@ -175,19 +175,19 @@ class AttemptStorage:
 
     def find_recorded_artifact(self, record: ArtifactRecord) -> ArtifactRecord | None:
         """Return the recorded artifact of the same name, if there is one."""
-        artifacts = self._call.engine.artifacts
+        artifacts = self.call.engine.artifacts
         # The content may come from a child process, and a child cannot register the log itself.
         artifacts.register_log()
         return artifacts.load_reference(reference_entity(record))
 
     def _write_content(self, attempt: RunningAttempt, content: Any, label: ArtifactLabel) -> ArtifactRecord:
-        engine, head = self._call.engine, attempt.head
+        engine, head = self.call.engine, attempt.head
         written = engine.artifacts.write_content(content, lambda: self._check_attempt_active(attempt))
         return make_reference(head.entity, head.record, label, *written, engine.now())
 
     def _check_attempt_active(self, attempt: RunningAttempt) -> None:
         """Refuse an attempt that is over or was taken over: none of its artifacts may become visible."""
-        run = load_head(self._call.store, attempt.head.entity, self._call.engine.cipher).record
+        run = load_head(self.call.store, attempt.head.entity, self.call.engine.cipher).record
         if attempt.over or run.state != "RUNNING" or run.fence != attempt.fence:
             _raise_lease_lost(attempt)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from oncemore.log.store import Store
     from oncemore.steps.engine import Engine
     from oncemore.steps.lease import WorkerIdentity
+    from oncemore.steps.observers import CallTrace
     from oncemore.steps.ops import AttemptTerms
     from oncemore.steps.plan import StepPlan
 
@@ -42,11 +43,13 @@ class PreparedCall(Struct, eq=False):
                 run with the run's own `cfg_hash`
     deadline    when a run that this call begins must have ended; 0 for no deadline
     give_up     until when this caller waits for another attempt or for a time; 0 for no limit
+    outer_start  when the run was created in which the call is made; 0 for a call outside of any run
     tenant      the tenant of the work; empty if there is none
     head        the head of the key. It may be a guess that the key is new: a wrong guess costs one conflict
     counted     the arguments that the key or the input hash cover
     inputs      these arguments as canonical JSON
     withheld    the names of arguments that the log does not store
+    parent      the key of the run whose function made the call, where a worker continues it
     make_terms  returns the terms of an attempt that begins now, from this call, a worker's name and the time
 
     The fields below change while the call is in progress.
@@ -56,10 +59,13 @@ class PreparedCall(Struct, eq=False):
     current_attempt  entity and fence of the attempt that this call is making
     interrupt        an interruption (Ctrl-C, cancellation), until the run is in a consistent state
     last_answer      the result of an awaited operation, if its coroutine was closed meanwhile
+    took_part        whether it has met the run while it was open, or begun it: if that run fails, so does the
+                     call, and it begins no further one
     was_reread       whether the head was read again: the guess was wrong, or an attempt failed
     write_count      the number of entries that the call has appended
     own_arguments    the caller's arguments, while `args` and `kwargs` are those of a recorded run
     recorded         run id and recorded arguments, as they were read last
+    trace            the trace of the call, from its first attempt on, if the process has tracing
     """
 
     entity: str
@@ -73,21 +79,25 @@ class PreparedCall(Struct, eq=False):
     code_hash: str = ""
     deadline: float = 0.0
     give_up: float = 0.0
+    outer_start: float = 0.0
     tenant: str = ""
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     counted: dict[str, Any] = {}
     inputs: bytes = b""
     withheld: tuple[str, ...] = ()
+    parent: str = ""
     worker: WorkerIdentity | None = None
     has_reservation: bool = False
     current_attempt: tuple[str, int] | None = None
     interrupt: BaseException | None = None
     last_answer: Any = None
+    took_part: bool = False
     was_reread: bool = False
     write_count: int = 0
     own_arguments: Arguments | None = None
     recorded: tuple[str, dict[str, Any]] | None = None
+    trace: CallTrace | None = None
 
     @classmethod
     def for_decision(cls, engine: Engine) -> PreparedCall:
@@ -132,6 +142,12 @@ class PreparedCall(Struct, eq=False):
             self.worker.remove_attempt(RESERVED)
             if self.worker.retired:
                 self.engine.leases.close_retired_worker(self.worker)
+
+    def end_trace(self, error: BaseException | None) -> None:
+        """End the trace of the call; a decision and the call after it each have their own."""
+        if self.trace is not None:
+            trace, self.trace = self.trace, None
+            trace.end_call(error)
 
     def keep_if_closed(self, error: BaseException | None, answer: Any) -> None:
         """Keep the result of an operation if its coroutine is being closed.

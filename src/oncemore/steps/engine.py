@@ -15,6 +15,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from oncemore import clock as clocks
+from oncemore._listeners import publish_event
 from oncemore.artifacts.store import Artifacts, ArtifactStore
 from oncemore.config import (
     INLINE_WAIT_S,
@@ -47,21 +48,21 @@ if TYPE_CHECKING:
     from oncemore.control.permits import ExternalSwitches
     from oncemore.control.quarantine import Quarantine
     from oncemore.control.switches import Switches
+    from oncemore.events import ProcessEvent
     from oncemore.limits.cooldowns import Cooldowns
     from oncemore.limits.shared_rate import RateLimiter
     from oncemore.log.encryption import Codec
-    from oncemore.log.record import LoadedHead, MaintenanceRecord
+    from oncemore.log.record import MaintenanceRecord
     from oncemore.log.store import Store, StoreFacts
     from oncemore.maintenance.backup import BackupReport, StoreSizes
     from oncemore.maintenance.erase import EraseReport
     from oncemore.maintenance.prune import PruneReport
-    from oncemore.maintenance.size_warning import SizeExceeded
     from oncemore.maintenance.verify import VerificationReport
     from oncemore.steps.plan import StepRate
     from oncemore.steps.run import Run
     from oncemore.workers.job_run import JobRun
 
-    Listener = Callable[[str, LoadedHead | SizeExceeded], object]
+    Listener = Callable[[ProcessEvent], object]
 
 #: The notice of a store that was not opened yet, so that it is not known whether it is a copy.
 NOT_CHECKED = "it was not opened yet"
@@ -69,16 +70,17 @@ log = logging.getLogger("oncemore")
 
 
 class EventListener:
-    """Calls the user's `on_event` function; its errors are logged and never change the result of a call."""
+    """Calls the engine's `on_event` function and the listeners of the process; their errors are logged."""
 
     def __init__(self, on_event: Listener | None) -> None:
         self._on_event = on_event
 
-    def notify(self, event: str, subject: LoadedHead | SizeExceeded) -> None:
-        """Call the function with the name of an event and its subject."""
+    def notify(self, event: ProcessEvent) -> None:
+        """Call the functions with an event."""
+        publish_event(event)
         if self._on_event is not None:
             try:
-                self._on_event(event, subject)
+                self._on_event(event)
             except Exception as error:  # noqa: BLE001
                 log_warning(f"on_event failed: {type(error).__name__}")
 
@@ -384,6 +386,11 @@ def _reset_engines_after_fork() -> None:
 def _close_engines_at_exit() -> None:
     """Give leases back at the end of a program that has not closed its engines."""
     for engine in list(_engines):
+        # Only daemon threads are left now. They end with the process, and their attempts with them.
+        if engine.opened_store is not None and not engine.leases.closes_quietly:
+            from oncemore.steps.release import release_attempts
+
+            release_attempts(engine)
         engine.close()
 
 

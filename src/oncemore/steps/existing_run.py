@@ -1,7 +1,6 @@
 """Handle a call of a key that has a run already: one handler per state of the run.
 
-Each function returns an `EndCall`, a head that may be claimed, None (read the head again), or WAITED (the
-call waited for this run and reads the head again).
+Each function returns an `EndCall`, a head that may be claimed, or None (read the head again).
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncemore.control.model import APPROVAL_NEEDED
+from oncemore.events import ConfigDrifted
 from oncemore.limits import budget_step, cooldown_step
 from oncemore.log.record import RecordChange
 from oncemore.policy.closing import OUTCOME_UNKNOWN, close_run
@@ -24,6 +24,8 @@ from oncemore.steps.ops import (
     SleepSeconds,
     WatchEntity,
 )
+from oncemore.steps.stored_failure import begins_new_run, build_stored_failure, find_failure_time
+from oncemore.workflows.journal import WAITING_FOR
 
 if TYPE_CHECKING:
     from oncemore.log.record import LoadedHead, RunRecord
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
     from oncemore.steps.ops import Script
     from oncemore.steps.plan import StepPlan
 
-#: The call has waited for the run, its own or that of another caller.
-WAITED = object()
+#: How often a call looks at a workflow that waits for a signal, in seconds.
+SIGNAL_POLL_S = 0.1
 
 
 def handle_existing_run(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: float) -> Script:
@@ -41,8 +43,10 @@ def handle_existing_run(plan: StepPlan, call: PreparedCall, head: LoadedHead, no
     conflict = transitions.check_same_arguments(plan, call, run)
     if conflict is not None:
         return EndCall(None, conflict)
-    if run.pruned_at and not _starts_new_run_after_failure(plan, run):
+    if run.pruned_at and not (run.state == "HARD_FAIL" and begins_new_run(plan, call, run, 0.0)):
         return EndCall(None, refusals.key_expired(plan, call, run))
+    if run.state not in transitions.FINAL_STATES:
+        call.took_part = True
     return (yield from BY_STATE[run.state](plan, call, head, now))
 
 
@@ -50,16 +54,12 @@ def is_outdated(plan: StepPlan, call: PreparedCall, run: RunRecord) -> bool:
     """Return whether a finished run gives way to a new one because its version or config changed."""
     if run.state not in transitions.FINAL_STATES or run.pruned_at or run.cancelled_at:
         return False
-    return run.cfg_hash != call.cfg_hash and _version_change_action(plan) == "new"
-
-
-def _starts_new_run_after_failure(plan: StepPlan, run: RunRecord) -> bool:
-    """Return whether the policy begins a new run after a failure; such a run needs nothing of the last."""
-    return run.state == "HARD_FAIL" and plan.after_failure == "new_run" and plan.effect != "once"
+    may_repeat = plan.effect != "once" if run.state == "HARD_FAIL" else _version_change_action(plan) == "new"
+    return run.cfg_hash != call.cfg_hash and may_repeat
 
 
 def _version_change_action(plan: StepPlan) -> str:
-    """Return "new", "reuse" or "fail": the action after a finished run of another version or config."""
+    """Return "new", "reuse" or "fail": the action after a complete run of another version or config."""
     # By default only `pure` work is repeated: a version bump must not repeat an effect.
     return plan.on_version_change or ("new" if plan.effect == "pure" else "reuse")
 
@@ -73,7 +73,8 @@ def _on_complete(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: floa
             return transitions.allow_new_run(plan, call, head, now)
         if action == "fail":
             return EndCall(None, refusals.config_changed(plan, call))
-        yield NotifyListeners("config_drift", head)
+        fields = (run.run_id, run.tenant, run.correlation_id, run.policy, run.cfg_hash)
+        yield NotifyListeners(ConfigDrifted(run.step, call.key, *fields))
     if plan.artifact:
         check = yield CheckArtifact(call.entity, run.cfg_hash, plan.artifact)
         # A pure step computes a missing artifact again; an altered one is held by the new run's own check.
@@ -85,17 +86,15 @@ def _on_complete(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: floa
 
 
 def _on_hard_fail(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: float) -> Script:
-    """Raise the stored failure again, or begin a new run where the policy or a new version says so.
-
-    A `once` step and a cancelled run never begin again by themselves.
-    """
+    """Raise the stored failure again, or begin a new run where the policy or a new version says so."""
     run = head.record
-    changed = run.cfg_hash != call.cfg_hash and _version_change_action(plan) == "new"
-    may_repeat = plan.effect != "once" and not run.cancelled_at
-    if may_repeat and (changed or plan.after_failure == "new_run"):
-        return transitions.allow_new_run(plan, call, head, now)
     body = yield from read_entry_body(head, run.failure_version)
-    return EndCall(None, refusals.run_failed(plan, head, None, body.get("error")))
+    failed_at = find_failure_time(run, body)
+    if begins_new_run(plan, call, run, failed_at):
+        return transitions.allow_new_run(plan, call, head, now)
+    if call.took_part:
+        return EndCall(None, refusals.run_failed(plan, head, None, body.get("error")))
+    return EndCall(None, build_stored_failure(plan, call, head, body.get("error"), failed_at))
 
 
 def _on_running(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: float) -> Script:
@@ -108,7 +107,7 @@ def _on_running(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: float
         return EndCall(None, refusals.in_progress(plan, head, until))
     wait = (min(until, call.give_up) if call.give_up else until) - now
     yield WatchEntity(head.entity, head.version, wait)
-    return WAITED
+    return None
 
 
 def _on_waiting(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: float) -> Script:
@@ -139,8 +138,9 @@ def _on_waiting(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: float
     end = yield from cooldown_step.end_instead_of_waiting(plan.cooldown)
     if end is not None:
         return end
-    yield SleepSeconds(wait)
-    return WAITED
+    # A signal can end the wait of a workflow before its time.
+    yield SleepSeconds(min(wait, SIGNAL_POLL_S) if run.reason.startswith(WAITING_FOR) else wait)
+    return None
 
 
 def _pay_for_retry(plan: StepPlan, head: LoadedHead, now: float) -> Script:

@@ -11,6 +11,7 @@ from oncemore.control.permits import halt_pipeline
 from oncemore.limits import breaker_step, budget_step, cooldown_step
 from oncemore.policy.closing import OUTCOME_UNKNOWN, close_run
 from oncemore.steps import refusals, transitions
+from oncemore.steps.failure_decision import decide_failure
 from oncemore.steps.ops import (
     CONFLICT,
     AskReconcile,
@@ -42,7 +43,7 @@ def record_failure(plan: StepPlan, outcome: AttemptOutcome, now: float) -> Scrip
 def _fail_attempt(plan: StepPlan, outcome: AttemptOutcome, error: Exception, now: float) -> Script:
     """Classify the error, decide, and append both; return the end, None to continue, or CONFLICT."""
     head, run = outcome.head, outcome.head.record
-    decision = transitions.decide_failure(plan, run, error, now)
+    decision = decide_failure(plan, run, error, now)
     failure = decision.situation.failure
     described = plan.describe(error, failure)
     also: tuple[Any, ...] = ()
@@ -99,9 +100,7 @@ def close_interrupted(plan: StepPlan, outcome: AttemptOutcome, now: float) -> Sc
         )  # fmt: skip
     # The function was never called, so the attempt does not count.
     closing, error = close_run(run, "released", now), refusals.LOST["released"]
-    change = transitions.build_closing(
-        plan, outcome.head, closing, error, attempt_count=run.attempt_count - 1
-    )
+    change = transitions.build_closing(plan, outcome.head, closing, error)
     return (yield from cooldown_step.append_to_run(plan, outcome.head, change, also=breaker_writes))
 
 
@@ -131,8 +130,8 @@ def close_lost_attempt(
     """Close an attempt after its worker has died; return the new head, or None on a conflict.
 
     The effect class decides. A `once` effect may have happened: `reconcile` is asked, or the run is held.
-    Every other effect is tried again, and the lost attempt counts. If workers
-    died until no attempt is left, the run may be the cause: it is held, and no policy begins a new run of it.
+    Every other effect is tried again, and the lost attempt counts (`count_lost_attempt`). If workers died
+    until the budget is spent, the run may be the cause: it is held, and no policy begins a new run of it.
     """
     run, error = head.record, refusals.LOST[reason]
     if run.effect == "once":

@@ -13,9 +13,11 @@ from oncemore._values import Value
 from oncemore.control.model import Approval, SwitchBoard
 from oncemore.errors import IllegalTransition, StoreError
 from oncemore.limits.cooldown_rules import ResourceRecord
+from oncemore.limits.queue_rules import QueueSlot
 from oncemore.log.entry_codec import decode_header, read_body
 from oncemore.log.record import (
     NOWHERE,
+    AcceptedPolicy,
     ArtifactRecord,
     BreakerRecord,
     CheckpointRecord,
@@ -30,6 +32,8 @@ from oncemore.log.record import (
     apply_header,
 )
 from oncemore.policy.canonical_json import run_seed
+from oncemore.schedules.record import ScheduleRecord
+from oncemore.workflows.journal import describe_records
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -53,6 +57,9 @@ KINDS: dict[str, Any] = {
     "resource": ResourceRecord,
     "secret": StoreSecret,
     "policy": RecordedPolicy,
+    "accepted": AcceptedPolicy,
+    "schedule": ScheduleRecord,
+    "queue": QueueSlot,
     "ledger": CheckpointRecord,
 }
 #: The name of a mark in an export (WAL-4).
@@ -68,13 +75,16 @@ RECORDS = {
     "EVENT": "EVENT",
     "BREAKER": "DECISION",
     "QUOTA": "DECISION",
+    "JOURNAL": "JOURNAL",
+    "SIGNAL": "SIGNAL",
 }
 
 
 class AttemptView(Value):
     """One attempt of a run.
 
-    outcome         "RUNNING", "COMPLETE", "SOFT_FAIL" or "HARD_FAIL"
+    outcome         "RUNNING", "COMPLETE", "SOFT_FAIL" or "HARD_FAIL"; "PENDING" for an attempt of a workflow
+                    that ended because the workflow waits
     error           the neutral record of its error, if there was one
     entry           the entry of its outcome: entity and version
     correlation_id  the correlation id of all records of this work
@@ -130,12 +140,17 @@ def explain_entries(run: Run[Any], entries: list[tuple[Any, RunRecord, dict[str,
     yield f"{run.step}, key {run.key[:12]}, run {state.run_number} ({run.run_id}): {describe_state(run)}"
     for header, after, body in entries:
         if "INTENT" in header.marks:
+            crashes = (
+                f", after {after.crash_count} of {after.max_crashes} crashes" if after.crash_count else ""
+            )
             yield (
-                f"  attempt {after.attempt} began, {after.attempt_count} of {after.max_attempts} (fence "
-                f"{after.fence})"
+                f"  attempt {after.attempt} began, {after.attempt_count} of {after.max_attempts}{crashes} "
+                f"(fence {after.fence})"
             )
         elif "CHECKPOINT" in header.marks:
             yield "  … kept a checkpoint"
+        elif "JOURNAL" in header.marks or "SIGNAL" in header.marks:
+            yield from (f"  {line}" for line in describe_records(body.get("journal", ())))
         elif "PRUNE" in header.marks or "ERASE" in header.marks:
             action = "erased" if "ERASE" in header.marks else "pruned"
             yield f"  its arguments, results and errors were {action}"

@@ -10,6 +10,7 @@ The version is not part of the key: a version bump must not repeat a payment.
 from __future__ import annotations
 
 import inspect
+from contextvars import ContextVar
 from datetime import timedelta
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from oncemore.errors import UsageError
-from oncemore.log.tagged_json import PLAIN_VALUES, TaggedEncoder
+from oncemore.log.typed_values import TypedEncoder
 from oncemore.policy.canonical_json import LARGEST_INTEGER, canonical_digest, encode_canonical, normalize_name
 from oncemore.retries.options import as_seconds, function_colour
+from oncemore.steps.argument_codecs import ARGUMENT_ADVICE, ArgumentCodecs
 from oncemore.steps.secret import Secret
 from oncemore.steps.signature import check_parameter_names, find_ignored
 
@@ -31,8 +33,9 @@ if TYPE_CHECKING:
     Args = tuple[Any, ...]
     Kwargs = dict[str, Any]
 
-_KEYED = TaggedEncoder(keyed=True, advice=f"pass {PLAIN_VALUES}, or leave it out of the key")
-_STORED = TaggedEncoder()
+#: The name of the tick that a call is made for; empty outside of schedules.
+TICK: ContextVar[str] = ContextVar("oncemore.tick", default="")
+_KEYED = TypedEncoder(keyed=True, advice=ARGUMENT_ADVICE)
 _sorted = msgspec.json.Encoder(order="sorted").encode
 BUCKETS = {"minute": 60.0, "hour": 3600.0, "day": 86_400.0, "week": 604_800.0}
 SHORTEST_BUCKET_S, LONGEST_S = 0.001, 86_400.0 * 366 * 100
@@ -54,7 +57,7 @@ def argument_bytes(arguments: Mapping[str, object]) -> bytes:
     """Return arguments as canonical JSON; refuse an argument without such a form, by its name."""
     if are_plain_json(arguments):
         return _sorted(arguments)
-    return encode_canonical(tagged_arguments(arguments))
+    return encode_canonical(tagged_arguments(arguments)[0])
 
 
 def are_plain_json(arguments: Mapping[str, object]) -> bool:
@@ -104,9 +107,15 @@ def cfg_hash(version: str, config: object) -> str:
     )
 
 
-def tagged_arguments(arguments: Mapping[str, object]) -> dict[str, Plain]:
-    """Return arguments in their keyed form; refuse an argument without such a form, by its name."""
-    return {name: _KEYED.tag_value(value, f"argument {name!r}") for name, value in arguments.items()}
+def tagged_arguments(arguments: Mapping[str, object], *, keyed: bool = True) -> tuple[dict[str, Plain], bool]:
+    """Return arguments in their keyed or stored form, and whether one of them is read by its annotation.
+
+    Refuse an argument without such a form, by its name.
+    """
+    # A new one for each call: it remembers whether it has met a value with a class.
+    encoder = TypedEncoder(keyed=keyed, advice=ARGUMENT_ADVICE)
+    tagged = {name: encoder.tag_value(value, f"argument {name!r}") for name, value in arguments.items()}
+    return tagged, encoder.has_typed
 
 
 class KeyRule:
@@ -120,6 +129,7 @@ class KeyRule:
     key_names           the parameters that `key=` names; None if it names none
     uses_clock          whether the key has a time bucket
     other_names         further names of the step, by which older runs may have been stored
+    codecs              the codecs of its arguments, by the annotations of the function
     """
 
     def __init__(
@@ -128,7 +138,7 @@ class KeyRule:
         name = names[-1]
         # The oldest name makes the key, so that work done under it is not repeated.
         self.keyed_as, *self.other_names = names
-        self._function = function
+        self._function, self.codecs = function, ArgumentCodecs(function)
         self._partition, self.tenant, self._bucket = options["partition"], options["tenant"], None
         self._bucket = _make_bucket(options["bucket"])
         self._plain_scope = b""
@@ -160,12 +170,20 @@ class KeyRule:
         self, counted: Kwargs, args: Args, kwargs: Kwargs, tenant: str, now: float
     ) -> tuple[str, bytes]:
         """Return the key of a call, and its counted arguments as canonical JSON."""
-        inputs = argument_bytes(counted)
+        inputs = _sorted(counted) if are_plain_json(counted) else self._input_bytes(counted)
         scope = self._plain_scope if tenant == "" else b""
         scope = scope or self._scope_bytes(args, kwargs, tenant, now)
         if self._select is None:
             return hash_key(inputs, scope), inputs
         return hash_key(argument_bytes(self._select(counted, args, kwargs)), scope), inputs
+
+    def _input_bytes(self, counted: Kwargs) -> bytes:
+        """Return counted arguments as canonical JSON; refuse those that the log could not store."""
+        tagged, has_typed = tagged_arguments(counted)
+        if has_typed:
+            # Here, before anything is written: a key can be made of more values than can be read again.
+            self.check_arguments(counted)
+        return encode_canonical(tagged)
 
     def compute_alias_keys(
         self, counted: Kwargs, args: Args, kwargs: Kwargs, tenant: str, now: float
@@ -191,11 +209,19 @@ class KeyRule:
         """Return the name of the time bucket of a call; empty without buckets."""
         return "" if self._bucket is None else self._bucket(now, args, kwargs)
 
+    def use_ticks(self) -> None:
+        """Make the tick of a schedule a part of the key, for a function that does not take the tick."""
+        # Outside of a tick the name is empty, and the key is that of a step without buckets.
+        self._bucket = lambda now, args, kwargs: TICK.get()
+
     def encode_arguments(self, counted: Kwargs) -> Kwargs:
         """Return arguments in the form that the log stores: decoding gives equal values."""
-        if are_plain_json(counted):
-            return counted
-        return {name: _STORED.tag_value(value, f"argument {name!r}") for name, value in counted.items()}
+        return counted if are_plain_json(counted) else tagged_arguments(counted, keyed=False)[0]
+
+    def check_arguments(self, counted: Kwargs) -> None:
+        """Refuse arguments that could not be read again from the form that the log stores."""
+        for name, plain in self.encode_arguments(counted).items():
+            self.codecs.check(name, plain)
 
     def depends_on_arguments(self) -> Iterator[str]:
         """Yield the options of the key that are functions of all arguments."""

@@ -77,6 +77,11 @@ class WorkerIdentity:
         """Return whether this worker is making an attempt."""
         return (entity, fence) in self._under_way
 
+    def list_attempts(self) -> list[tuple[str, int]]:
+        """Return entity and fence of the attempts that this worker is making."""
+        with self._count_lock:
+            return [attempt for attempt in self._under_way if attempt != RESERVED]
+
     def reserve_slot(self) -> bool:
         """Reserve this worker for an attempt that is about to begin; return False if it has ended."""
         with self._count_lock:

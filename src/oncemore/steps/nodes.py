@@ -91,6 +91,7 @@ class NodeStep(Step[..., Any]):
         # Ignored by the key, but stored: a worker and `replay` need the configuration to compute again.
         counted = {**call.counted, "cfg": self._cfg_of(call)}
         terms = super()._make_terms(call, worker, now)
+        self._options.keys.check_arguments(counted)
         return terms._replace(arguments=self._options.keys.encode_arguments(counted))
 
     def _cfg_of(self, call: PreparedCall) -> Any:

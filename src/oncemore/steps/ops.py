@@ -14,15 +14,18 @@ ReadClock()                 the store's time                               → P
 ReadLease(worker, …)        end of the lease on an attempt                 → POSIX seconds; 0: worker gone
 AppendChange(head, …)       compare-and-set on the head                    → new LoadedHead; None: conflict
 ReadBody(entity, version)   the body of an entry                           → dict
+LoadJournal(entity)         sleeps, waits and signals of a workflow        → Journal
 CheckArtifact(entity, …)    does the step's artifact exist unaltered?      → ArtifactCheck
 RunAttempt(head, limit, …)  call the step's function                       → AttemptOutcome
 CommitTransaction(head, …)  commit the user's own transaction              → TransactionOutcome
 SpillResult(head, encoded)  store a large result as an artifact            → reference, or None
 FetchResult(spilled)        read such a result, verified                   → Raw, or the error
 AskReconcile(head)          call the step's `reconcile` function           → ReconcileAnswer
+FindQueueSlot(queue)        a free slot of the step's queue                → FreeSlot, or None: all taken
 SleepSeconds(seconds)       wait                                           → None
 WatchEntity(entity, …)      wait until the entity changes                  → None
-NotifyListeners(event, …)   call the listeners of the engine               → None
+WatchLog(seconds)           wait until the log grows                       → None
+NotifyListeners(event)      call the listeners of engine and process       → None
 
 A script returns an `EndCall`: the value of the call, or its error. `steps.perform` performs the operations.
 """
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 
     from oncemore.artifacts.artifact import Artifact
     from oncemore.control.model import Approval
+    from oncemore.events import ProcessEvent
     from oncemore.log.record import ArtifactRecord, EventRecord, RecordChange
     from oncemore.log.store import StoreTransaction
     from oncemore.policy.policy import Policy
@@ -56,6 +60,9 @@ class AttemptTerms(NamedTuple):
 
     actor     the actor that submitted the run, if a worker will make it
     withheld  arguments that the log does not store: only a caller that has them can make another attempt
+    parent    the key of the run whose function made the call; empty if there is none
+    is_workflow   whether the function is a workflow
+    traceparent  the trace context of this process, if it has tracing
     """
 
     worker: str
@@ -71,6 +78,9 @@ class AttemptTerms(NamedTuple):
     provider: str = ""
     actor: str = ""
     withheld: tuple[str, ...] = ()
+    parent: str = ""
+    is_workflow: bool = False
+    traceparent: str = ""
 
 
 class LoadHead(NamedTuple):
@@ -299,6 +309,27 @@ class AttemptOutcome(NamedTuple):
     evidence: tuple[Output, ...] = ()
 
 
+class ParkRequest(NamedTuple):
+    """The value of a workflow's attempt that ended because the workflow waits.
+
+    until    when to run the workflow again; `workflows.journal.NEVER` if only a signal can end the wait
+    reason   what it waits for, as the run's reason
+    records  the records of the journal that are stored with it
+    version  the version of the run that the decision to wait was made from; 0 if any version will do
+    """
+
+    until: float
+    reason: str
+    records: tuple[dict[str, Any], ...] = ()
+    version: int = 0
+
+
+class LoadJournal(NamedTuple):
+    """Read the journal of a run: its sleeps, waits, signals and values."""
+
+    entity: str
+
+
 class CommitTransaction(NamedTuple):
     """Commit the user's own transaction together with our marker, if the attempt still owns it."""
 
@@ -342,11 +373,16 @@ class WatchEntity(NamedTuple):
     seconds: float
 
 
-class NotifyListeners(NamedTuple):
-    """Call the listeners of the engine."""
+class WatchLog(NamedTuple):
+    """Wait until any entity has another version."""
 
-    event: str
-    head: LoadedHead
+    seconds: float
+
+
+class NotifyListeners(NamedTuple):
+    """Call the listeners of the engine and of the process with an event (`oncemore.events`)."""
+
+    event: ProcessEvent
 
 
 class EndCall(NamedTuple):

@@ -16,12 +16,14 @@ from oncemore.errors import UsageError
 from oncemore.limits.cooldown_rules import Cooldown, resource_of, schedule_for
 from oncemore.limits.cooldown_step import CooldownCall
 from oncemore.limits.declarations import resolve_breaker, resolve_rate
+from oncemore.limits.queue_rules import MAX_CONCURRENCY, StepQueue
 from oncemore.limits.shared_breaker import breaker_entity
+from oncemore.log.result_codec import ResultCodec
 from oncemore.policy.canonical_json import normalize_name
 from oncemore.policy.model import EFFECTS, Failure
 from oncemore.policy.policy import Policy, StepSettings
 from oncemore.retries.limit_options import policy_rate, resolve_budget
-from oncemore.retries.options import CHANGED, function_colour, resolve_policy
+from oncemore.retries.options import CHANGED, check_hook, function_colour, make_covers, resolve_policy
 from oncemore.steps.arguments import RecordedArguments
 from oncemore.steps.engine import log
 from oncemore.steps.keys import KeyRule, cfg_hash, evaluate_option, parse_duration
@@ -43,10 +45,12 @@ PRIORITIES = ("P0", "P1", "P2")
 #: The options of `step` that may be left out.
 OPTION_DEFAULTS: dict[str, Any] = {
     "name": None, "aliases": (), "key": None, "ignore": (), "partition": None, "bucket": None, "tenant": None,
-    "config": None, "version": "1", "on_version_change": None, "timeout": None, "isolate": None,
-    "total_timeout": None, "if_running": "wait", "not_applied": (), "reconcile": None, "provider": None,
-    "breaker": None, "rate": None, "budget": None, "dataset": None, "priority": None, "retain_for": None,
-    "artifact": None, "cooldown": None, "requires_approval": False, "pipeline": None,
+    "config": None, "version": "1", "on_version_change": None, "on": None, "until": None, "attempts": None,
+    "wait": None, "timeout": None, "isolate": None, "total_timeout": None, "max_crashes": None,
+    "if_running": "wait", "not_applied": (), "reconcile": None, "provider": None, "breaker": None,
+    "rate": None, "budget": None, "dataset": None, "priority": None, "retain_for": None, "artifact": None,
+    "cooldown": None, "requires_approval": False, "pipeline": None, "queue": None,
+    "concurrency": None,
 }  # fmt: skip
 
 
@@ -56,11 +60,13 @@ class StepOptions:
     keys       computes the keys of calls
     arguments  reads the arguments of recorded calls
     dataset, provider   the option as given: a name, a function of the arguments, or None
+    schedules  the schedules that `oncemore.schedule` has added
     """
 
     def __init__(self, function: Callable[..., Any], **arguments: Any) -> None:
         options = {**OPTION_DEFAULTS, **arguments}
         self.function = function
+        self.schedules: tuple[Any, ...] = ()
         self.colour = check_function(function)
         self.name = _step_name(function, options["name"])
         self.aliases = _check_aliases(self.name, options["aliases"])
@@ -74,6 +80,8 @@ class StepOptions:
             )
         self.policy, settings = _resolve_policy(options)
         self.policy_source = _policy_source(options, self.policy)
+        self.covers = None if options["on"] is None else make_covers(options["on"], self.policy)
+        self.until = _check_until(options["until"], self.effect, self.colour)
         self._take_settings(settings, options)
         self.pipeline = _pipeline_name(function, self.name, options["pipeline"])
         self.if_running = _check_choice("if_running", options["if_running"], ("wait", "raise"))
@@ -98,6 +106,7 @@ class StepOptions:
         """Take the settings that a policy file has for steps; options of the step override some of them."""
         self.after_failure, self.quarantines = settings.after_failure, settings.quarantines
         self.halts, self.lease = settings.halts_pipeline, settings.lease
+        self.governed_profile: Any = settings.governed_profile
         self.repeats_once, self.escalation = settings.repeats_once, settings.escalation
         change = options["on_version_change"]
         self.on_version_change = _check_version_change(
@@ -119,6 +128,7 @@ class StepOptions:
         self._provider_rules = settings.breaker if has_own else None
         #: Whether each provider has its own breaker (BREAK-1) or rate limit.
         self.limits_each_provider = self._provider_rules is not None or self._rate is not None
+        self.queue = _resolve_queue(self.name, options["queue"], options["concurrency"])
         self.cooldown, self._schedules = _resolve_cooldown(self.name, options, self.effect)
         if self.cooldown is not None:
             # Only the end of the cooldown decides when failed work may run again.
@@ -168,10 +178,11 @@ class StepOptions:
         fingerprint = partial(_error_fingerprint, provider, self.name)
         return CooldownCall(resource, self.name, provider, schedule, fingerprint)
 
-    def return_annotation(self) -> Any:
-        """Return the annotation of the function's result, or None."""
-        annotation = hints_of(self.function).get("return")
-        return None if annotation is type(None) or isinstance(annotation, str) else annotation
+    def make_result_codec(self) -> ResultCodec:
+        """Return the codec of the function's results, by its return annotation."""
+        namespace = self.keys.codecs.local_types
+        annotation = hints_of(self.function, namespace=namespace).get("return")
+        return ResultCodec(None if annotation is type(None) else annotation, namespace)
 
 
 def _evaluate_name(option: Any, args: Args, kwargs: Kwargs) -> str:
@@ -209,17 +220,22 @@ def _check_effect(effect: Any) -> Any:
 
 def _resolve_policy(options: Mapping[str, Any]) -> tuple[Policy, StepSettings]:
     """Return the policy, and the settings for steps in its file."""
-    selected: Any = {name: options[name] for name in ("policy", "timeout", "total_timeout")}
+    names = ("policy", "attempts", "wait", "timeout", "total_timeout")
+    selected: Any = {name: options[name] for name in names}
     provider = options["provider"]
     # A file may have its own values for a provider; an address with "@" selects them itself.
     if isinstance(selected["policy"], str) and isinstance(provider, str) and "@" not in selected["policy"]:
         selected["policy"] = f"{selected['policy']}@{provider}"
     policy = resolve_policy(selected)
+    if options["max_crashes"] not in (None, policy.max_crashes):
+        name = policy.name if policy.name.endswith(CHANGED) else f"{policy.name}{CHANGED}"
+        policy = policy.replace(max_crashes=options["max_crashes"], name=name)
     if isinstance(selected["policy"], str) or hasattr(selected["policy"], "__fspath__"):
         from oncemore.policy.files import loader
 
         return policy, loader.step_settings(selected["policy"])
-    return policy, StepSettings()
+    # As for a governed file, which keeps what its documents say.
+    return policy, StepSettings(after_failure="raise") if policy.governed else StepSettings()
 
 
 def _pipeline_name(function: Any, name: str, pipeline: Any) -> str:
@@ -268,6 +284,21 @@ def _resolve_cooldown(
     return cooldown, None
 
 
+def _resolve_queue(name: str, queue: Any, concurrency: Any) -> StepQueue | None:
+    """Return the queue of a step; its name and its concurrency are given together."""
+    if queue is None and concurrency is None:
+        return None
+    if queue is None or concurrency is None:
+        raise UsageError(
+            f"{name} has queue={queue!r} and concurrency={concurrency!r}; give both: the name of the queue, "
+            "and how many of its attempts may run at once"
+        )
+    is_number = isinstance(concurrency, int) and not isinstance(concurrency, bool)
+    if not is_number or not 1 <= concurrency <= MAX_CONCURRENCY:
+        raise UsageError(f"concurrency of {name} is {concurrency!r}; it takes 1 to {MAX_CONCURRENCY}")
+    return StepQueue(normalize_name(_check_text("queue", queue)), concurrency)
+
+
 def _error_fingerprint(provider: str, step: str, error: dict[str, Any]) -> str:
     """Return the fingerprint of an error record."""
     from oncemore.audit.fingerprint import compute_fingerprint
@@ -297,6 +328,15 @@ def _check_version_change(value: Any, effect: str) -> str | None:
             "on_version_change='new' would repeat what may happen only once; take 'reuse' or 'fail'"
         )
     return _check_choice("on_version_change", value, ("new", "reuse", "fail"))
+
+
+def _check_until(value: Any, effect: str, colour: str) -> Any:
+    if value is not None and effect == "once":
+        raise UsageError(
+            "until= does not go with effect='once': a value that was returned means that the effect has "
+            "happened, and it is not repeated; raise an error of not_applied= if it has not"
+        )
+    return check_hook("until", value, colour)
 
 
 def _check_isolate(value: Any, colour: str, effect: str) -> bool:

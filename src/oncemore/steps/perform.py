@@ -20,8 +20,9 @@ from oncemore.log.record import LoadedHead, RunRecord
 from oncemore.log.store import Batch, Conflict, JoinedWriteFailed, Stored
 from oncemore.retries import deadlines
 from oncemore.retries.loop import ENDS, CallFunction
-from oncemore.steps import append, operations
-from oncemore.steps.attempt import CURRENT, AttemptContext, RunningAttempt
+from oncemore.steps import append, observers, operations
+from oncemore.steps.attempt import CURRENT, RunningAttempt
+from oncemore.steps.current_attempt import AttemptContext
 from oncemore.steps.ops import (
     AppendChange,
     AskPermission,
@@ -30,6 +31,7 @@ from oncemore.steps.ops import (
     RunAttempt,
     VoidClaim,
 )
+from oncemore.steps.plan import UntilNotMet
 from oncemore.steps.transactions import (
     roll_back,
     roll_back_async,
@@ -87,6 +89,8 @@ def _end_call(call: PreparedCall, end: EndCall) -> Any:
     if call.has_reservation:
         call.release_worker()
     error = call.interrupt or end.error
+    if call.trace is not None:
+        call.end_trace(error)
     if error is None:
         return end.value
     try:
@@ -100,6 +104,8 @@ def abandon_call(call: PreparedCall, error: BaseException) -> None:
 
     After a second Ctrl-C nothing is written any more: the store may be the reason for the wait.
     """
+    if call.trace is not None:
+        call.end_trace(error)
     if call.current_attempt is not None and call.worker is not None:
         call.engine.leases.retire_worker(call.worker, quietly=not isinstance(error, Exception))
         leave_attempt(call)
@@ -146,6 +152,8 @@ def reserve_worker(call: PreparedCall, op: ReserveWorker) -> AttemptTerms:
     """Reserve a worker of this process with enough lease for the attempt, and return the terms."""
     if call.has_reservation:
         call.release_worker()
+    if call.plan.governed_profile is not None:
+        call.engine.policies.accept_profile(call.engine, call.plan.governed_profile)
     if op.head is not None:
         call.load_arguments(op.head)
     engine, lease = call.engine, call.plan.lease
@@ -157,6 +165,8 @@ def reserve_worker(call: PreparedCall, op: ReserveWorker) -> AttemptTerms:
             break
     call.worker, call.has_reservation = worker, True
     terms = call.make_terms(call, worker.name, now)
+    if observers.start_trace is not None:
+        terms = observers.begin_trace(call, terms, op.head)
     if op.policy_name not in engine.policies.known:
         engine.policies.record_policy(engine, op.policy_name, op.policy, op.source)
     return terms
@@ -280,6 +290,9 @@ def apply_result(call: PreparedCall, op: AppendChange, after: LoadedHead, answer
             engine.permissions.drop_cached()
     if engine.notifier is not None and engine.notifier.concerns(op.change):
         engine.notifier.wake_thread(engine)
+    if observers.is_observed(call, op.change):
+        now = call.store.now() + clocks.current.offset
+        observers.report_change(engine, op.head.entity, op.change, now, call.trace)
     return after
 
 
@@ -291,12 +304,15 @@ def run_attempt(call: PreparedCall, op: RunAttempt) -> AttemptOutcome:
     if call.interrupt is not None:
         return AttemptOutcome(op.head, None, call.interrupt, begun=False)
     attempt, invoke = RunningAttempt(op.head, call, CURRENT.get()), _compute_limits(op)
+    context: Any = AttemptContext(attempt, call.engine.artifact_store, invoke.ends)
     try:
-        with AttemptContext(attempt, call.engine.artifact_store, invoke.ends):
+        with context if call.trace is None else call.trace.wrap_attempt(context):
             if invoke.limit_s is None and not call.plan.isolate:
                 value = call.plan.function(*call.args, **call.kwargs)
             else:
                 value = operations.call_limited(call, attempt, invoke)
+            if call.plan.until is not None and not call.plan.until(value):
+                raise UntilNotMet(attempt.step, value)
     except BaseException as error:  # noqa: BLE001 - passed to the script as a value
         if attempt.mark is not None:
             roll_back(attempt.mark)
@@ -309,12 +325,15 @@ async def run_attempt_async(call: PreparedCall, op: RunAttempt) -> AttemptOutcom
     if call.interrupt is not None:
         return AttemptOutcome(op.head, None, call.interrupt, begun=False)
     attempt, invoke = RunningAttempt(op.head, call, CURRENT.get()), _compute_limits(op)
+    context: Any = AttemptContext(attempt, call.engine.artifact_store, invoke.ends)
     try:
-        with AttemptContext(attempt, call.engine.artifact_store, invoke.ends):
+        with context if call.trace is None else call.trace.wrap_attempt(context):
             work = call.plan.function(*call.args, **call.kwargs)
             value = await (
                 work if invoke.limit_s is None else deadlines.run_with_timeout(attempt.step, invoke, work)
             )
+            if call.plan.until is not None and not call.plan.until(value):
+                raise UntilNotMet(attempt.step, value)
     except BaseException as error:  # noqa: BLE001 - passed to the script as a value
         if attempt.mark is not None:
             await roll_back_async(attempt.mark, error)

@@ -13,11 +13,12 @@ from msgspec import Struct, structs
 from oncemore.artifacts.artifact import CURRENT_READER, Artifact
 from oncemore.audit.error_record import error_to_record
 from oncemore.classifiers.classify import classify, ensure_plugins_loaded
-from oncemore.errors import CircuitOpen, CoolingDown, Deferred, Error, InProgress, StoreError
-from oncemore.log import entry_codec, result_codec
+from oncemore.errors import CircuitOpen, CoolingDown, Deferred, Error, InProgress, SignalTimeout, StoreError
+from oncemore.log import entry_codec
 from oncemore.log.tagged_json import NotEncodable
 from oncemore.policy.model import Failure
 from oncemore.policy.policy import ESCALATION, policy_name
+from oncemore.retries.loop import NOT_MET
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from oncemore.limits.breaker_rules import BreakerRules
     from oncemore.limits.budget import TokenBucket
     from oncemore.limits.cooldown_step import CooldownCall
+    from oncemore.limits.queue_rules import StepQueue
     from oncemore.limits.rate_rules import RateLimit
+    from oncemore.policy.files.loaded import Profile
     from oncemore.policy.model import Effect
     from oncemore.policy.policy import Policy
     from oncemore.steps.engine import Engine
@@ -59,6 +62,14 @@ class StepBudget(NamedTuple):
     budget: TokenBucket
 
 
+class UntilNotMet(Exception):
+    """A step returned a value that its `until=` does not accept; `value` is that value."""
+
+    def __init__(self, step: str, value: object) -> None:
+        super().__init__(f"{step} returned a value that until= does not accept")
+        self.value = value
+
+
 def _is_never(subject: object) -> bool:
     return False
 
@@ -88,7 +99,8 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     classify           error and time → its failure
     describe           error and failure → the stored error record, redacted
     not_applied        whether an error shows that a `once` effect did not happen
-    covers             whether an error may be retried, where the policy's classes do not decide
+    covers             whether an error may be retried (`on=`), where the policy's classes do not decide
+    until              whether a value is the result, if the step has such a function; else the attempt failed
     repeats_once       whether a `once` step is retried after an error that shows that nothing happened
     after_failure      "raise", or "new_run": a new call of failed work begins a new run
     quarantines        whether a failure that is not retried waits for an operator (CLASS-3)
@@ -99,6 +111,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     Everything else:
 
     has_reconcile      whether there is a `reconcile` function
+    is_workflow        whether the function is a workflow: it may wait without holding a thread
     if_running         "wait" for an attempt of another worker, or "raise"
     inline_wait_s      the longest wait that a call sits out
     on_version_change  "new", "reuse", "fail", or None: by the effect
@@ -106,9 +119,11 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     obeys_switches     whether switches stop the step; False for the steps that turn switches
     pipeline           the pipeline of the step; empty if there is none
     breaker, rate, budget   the limits of its provider and of its retries, if there are any
+    queue              the queue of the step, if there is one
     cooldown           the resource of this call and its cooldown, if there is one
     lease              length and heartbeat interval of its runs' lease, where a policy sets them
     policy_source      the address of the policy's file; empty for a policy made in code
+    governed_profile   the profile of a governed file, whose version the store remembers; else None
     """
 
     name: str
@@ -126,11 +141,13 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     covers: Callable[[Exception, Failure], bool] | None = None
     escalation: tuple[str, str] = ESCALATION
     function: Callable[..., Any] = refuse_call
+    governed_profile: Profile | None = None
     halts: bool = False
     has_reconcile: bool = False
     if_running: str = "wait"
     inline_wait_s: float = 60.0
     is_async: bool = False
+    is_workflow: bool = False
     is_large: Callable[[Any], bool] = _is_never
     isolate: bool | Callable[..., Any] = False
     lease: tuple[float, float] | None = None
@@ -141,12 +158,14 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     policy_name: str = ""
     policy_source: str = ""
     quarantines: bool = False
+    queue: StepQueue | None = None
     rate: StepRate | None = None
     recall_arguments: Callable[[dict[str, Any], tuple[Any, ...], dict[str, Any]], Arguments] | None = None
     reconcile: Callable[..., Any] | None = None
     repeats_once: bool = True
     requires_approval: bool = False
     stores_plain: bool = False
+    until: Callable[[Any], object] | None = None
 
     def __post_init__(self) -> None:
         if not self.policy_name:
@@ -174,6 +193,7 @@ def build_plan(options: StepOptions, engine: Engine) -> StepPlan:
         effect=options.effect,
         policy=options.policy,
         policy_source=options.policy_source,
+        governed_profile=options.governed_profile,
         classify=classify_step_error,
         encode=encode,
         decode=decode,
@@ -188,6 +208,8 @@ def build_plan(options: StepOptions, engine: Engine) -> StepPlan:
         stores_plain=not options.artifact,
         artifact=options.artifact,
         not_applied=options.not_applied,
+        covers=options.covers,
+        until=options.until,
         repeats_once=options.repeats_once,
         after_failure=options.after_failure,
         quarantines=options.quarantines,
@@ -200,6 +222,7 @@ def build_plan(options: StepOptions, engine: Engine) -> StepPlan:
         pipeline=options.pipeline,
         breaker=options.fixed_breaker,
         budget=options.retry_budget,
+        queue=options.queue,
         lease=options.lease,
     )
 
@@ -208,7 +231,7 @@ def _make_result_codec(
     options: StepOptions, artifact_store: ArtifactStore
 ) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """Return the encoder and the decoder of a step's results; decoded artifacts know their store."""
-    annotation, artifact = options.return_annotation(), options.artifact
+    codec, artifact = options.make_result_codec(), options.artifact
 
     def encode(value: Any) -> Any:
         if artifact and (type(value) is not Artifact or value.name != artifact):
@@ -217,7 +240,7 @@ def _make_result_codec(
             )
         if entry_codec.is_plain_result(value):
             return value
-        return result_codec.encode_result(value, annotation)
+        return codec.encode(value)
 
     def decode(plain: Any) -> Any:
         if type(plain) in entry_codec.PLAIN_TYPES:
@@ -225,7 +248,7 @@ def _make_result_codec(
         # Artifacts in the value read their content from this store.
         token = CURRENT_READER.set(artifact_store)
         try:
-            return result_codec.result_value(plain, annotation)
+            return codec.decode(plain)
         finally:
             CURRENT_READER.reset(token)
 
@@ -234,6 +257,11 @@ def _make_result_codec(
 
 def classify_step_error(error: BaseException, now: float) -> Failure:
     """Return the failure of an error; the error of an inner step is permanent or has its own due time."""
+    if type(error) is UntilNotMet:
+        return NOT_MET
+    # A recorded time-out comes again in every attempt.
+    if isinstance(error, SignalTimeout):
+        return Failure("permanent", "maybe", None, "SIGNAL_TIMEOUT", "oncemore:signal")
     if isinstance(error, Deferred | CoolingDown) and error.until:
         wait = max(0.0, error.until - now)
         return Failure("transient", "maybe", wait, "STEP_PARKED", "oncemore:inner step")

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore.errors import log_warning
 from oncemore.retries.loop import ENDS
-from oncemore.steps.attempt import CURRENT, AttemptContext, RunningAttempt
+from oncemore.steps.attempt import CURRENT, RunningAttempt
+from oncemore.steps.current_attempt import AttemptContext
 from oncemore.steps.ops import ReconcileAnswer
 
 if TYPE_CHECKING:

@@ -29,7 +29,9 @@ from oncemore.errors import (
     RetriesExhausted,
     UsageError,
 )
+from oncemore.policy.closing import POISON, describe_spent_budget
 from oncemore.policy.explain import format_seconds
+from oncemore.workflows.journal import NEVER
 
 if TYPE_CHECKING:
     from oncemore.log.record import LoadedHead, RunRecord
@@ -127,10 +129,25 @@ def in_progress(plan: StepPlan, head: LoadedHead, until: float) -> Exception:
 def run_deferred(plan: StepPlan, call: PreparedCall, run: RunRecord, wait: float) -> Exception:
     """Return the error for a run that is due later than its caller waits."""
     reason = run.reason or "not yet due"
+    if run.not_before >= NEVER:
+        return Deferred(
+            f"{_describe_key(plan, call.entity)} is {reason}; a worker or a later call goes on after it",
+            run.not_before,
+        )
     return Deferred(
         f"{_describe_key(plan, call.entity)} is parked for {wait:.0f} s ({reason}); a worker or a later call "
         "goes on",
         run.not_before,
+    )
+
+
+def queue_full(plan: StepPlan, call: PreparedCall, now: float) -> Exception:
+    """Return the error for a run whose queue has no free slot for longer than its caller waits."""
+    assert plan.queue is not None
+    return Deferred(
+        f"{_describe_key(plan, call.entity)} waits for the queue {plan.queue.name!r}, which runs "
+        f"{plan.queue.concurrency} at once; a worker or a later call goes on",
+        now,
     )
 
 
@@ -228,6 +245,8 @@ def run_held(plan: StepPlan, head: LoadedHead, error: Exception | None = None) -
             "(step.settle, or a reconcile= function)"
         )
     text = _describe_record((head.body or {}).get("error") or {})
+    if run.held_for == POISON:
+        text = f"{describe_spent_budget(run)}, so the work may be what ends its workers"
     held = Quarantined(
         f"{subject} is in quarantine ({run.held_for}){f': {text}' if text else ''}; a person decides: "
         f"oncemore quarantine show {run.run_id}"
@@ -289,6 +308,9 @@ def run_failed(
     record = record or (head.body or {}).get("error") or (plan.describe(error, None) if error else {})
     failure = failure_of(_describe_key(plan, head.entity), head.record, record)
     failure.__cause__ = error
+    # The value that `until=` did not accept, for the caller of the last attempt.
+    if isinstance(failure, RetriesExhausted) and error is not None:
+        failure.value = getattr(error, "value", None)
     return failure
 
 

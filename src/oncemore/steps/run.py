@@ -175,6 +175,28 @@ class Run(Generic[R]):
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
+    def signal(self, name: str, value: Any = None, *, signal_id: str | None = None) -> bool:
+        """Send a signal to this run of a workflow, for its `oncemore.wait_for(name)`; the value is stored.
+
+        The signal is recorded when this returns, also while the workflow runs, waits, or has not begun. A run
+        that has ended refuses it.
+
+        signal_id  a name of this one signal: sent twice, it is recorded once, and False is returned
+        """
+        from oncemore.workflows.signals import send_signal
+
+        return send_signal(self._engine, self._entity, self.run_id, name, value, signal_id)
+
+    def get_value(self, name: str, default: Any = None, *, timeout: float | None = 0.0) -> Any:
+        """Return the last value that the run has published with `oncemore.set_value(name, …)`.
+
+        timeout  how many seconds to wait for it; None: as long as the run is open. Without a value by then,
+                 the default is returned
+        """
+        from oncemore.workflows.signals import read_value
+
+        return read_value(self._engine, self._entity, name, default, timeout)
+
     def __await__(self) -> Generator[Any, Any, Run[R]]:
         return self._wait_async().__await__()
 

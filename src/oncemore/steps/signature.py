@@ -7,10 +7,10 @@ import re
 import sys
 from itertools import takewhile
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, NewType, TypeVar, get_args, get_origin, get_type_hints
 
 from oncemore.errors import UsageError
+from oncemore.log.annotations import annotations_of, resolve_hint
 from oncemore.retries.options import function_colour
 from oncemore.steps.secret import Secret
 
@@ -40,7 +40,7 @@ def module_of(function: Any) -> str:
     # Step names are stored: `python app.py`, `python -m app` and an import must give the same one.
     if module in ("__main__", "__mp_main__"):
         module = _import_name(
-            getattr(_unwrap_function(function), "__globals__", vars(sys.modules["__main__"]))
+            getattr(unwrap_function(function), "__globals__", vars(sys.modules["__main__"]))
         )
     return str(module)
 
@@ -88,35 +88,45 @@ def check_parameter_names(name: str, function: Any, option: str, names_given: An
     return tuple(names)
 
 
-def hints_of(function: Any, *, extras: bool = False) -> dict[str, Any]:
-    """Return the annotations of a function; a name that only the type checker knows stays a string."""
-    function = _unwrap_function(function)
+def hints_of(function: Any, *, extras: bool = False, namespace: Mapping[str, Any] = {}) -> dict[str, Any]:
+    """Return the annotations of a function; a name that only the type checker knows stays a string.
+
+    namespace  names that string annotations may use besides those of the module
+    """
+    function = unwrap_function(function)
     try:
-        return get_type_hints(function, include_extras=extras)
+        return get_type_hints(function, localns=dict(namespace) or None, include_extras=extras)
     except Exception:  # noqa: BLE001 - one missing name must not hide the other annotations
-        namespace = getattr(function, "__globals__", {})
-        return {name: _resolve_hint(hint, namespace) for name, hint in annotations_of(function).items()}
+        module = getattr(function, "__globals__", {})
+        return {
+            name: resolve_hint(hint, module, namespace) for name, hint in annotations_of(function).items()
+        }
 
 
-def _resolve_hint(hint: Any, namespace: dict[str, Any]) -> Any:
-    """Return one annotation resolved; as it is if a name of it does not exist at run time."""
-    holder = SimpleNamespace(__annotations__={"hint": hint})
-    try:
-        return get_type_hints(holder, namespace, include_extras=True)["hint"]
-    except Exception:  # noqa: BLE001 - the name is imported for type checkers only
-        return hint
+def find_local_types(function: Any) -> dict[str, Any]:
+    """Return the classes and aliases that the functions around a function have defined so far, by name.
+
+    String annotations may name them, and Python keeps them nowhere else. To be called while the function is
+    decorated: the frames of the functions around it still exist then.
+    """
+    parts = getattr(unwrap_function(function), "__qualname__", "").split(".<locals>")[:-1]
+    around = {".<locals>".join(parts[: count + 1]) for count in range(len(parts))}
+    local_types: dict[str, Any] = {}
+    frame = sys._getframe(1) if around else None  # noqa: SLF001 - documented, for this kind of use
+    while frame is not None:
+        if frame.f_code.co_qualname in around:
+            types = {name: value for name, value in frame.f_locals.items() if _is_type(value)}
+            # The innermost function comes first, and its names win.
+            local_types = {**types, **local_types}
+        frame = frame.f_back
+    return local_types
 
 
-def annotations_of(function: Any) -> dict[str, Any]:
-    """Return the annotations of a function, unresolved; as strings where Python cannot evaluate them."""
-    try:
-        return dict(getattr(function, "__annotations__", {}))
-    except NameError:  # pragma: no cover - from Python 3.14 on
-        as_written: Any = {"format": 4}
-        return dict(inspect.get_annotations(function, **as_written))
+def _is_type(value: Any) -> bool:
+    return isinstance(value, type | NewType | TypeVar) or get_origin(value) is not None
 
 
-def _unwrap_function(function: Any) -> Any:
+def unwrap_function(function: Any) -> Any:
     """Return the function behind a partial, a bound method or an object that can be called."""
     while not hasattr(function, "__code__"):
         inner = getattr(function, "func", None) or getattr(function, "__func__", None)
@@ -124,3 +134,11 @@ def _unwrap_function(function: Any) -> Any:
             return getattr(type(function), "__call__", function)  # noqa: B004 - Python looks `__call__` up on the class
         function = inner
     return function
+
+
+def mark_coroutine_function(step: Any) -> None:
+    """Make `inspect.iscoroutinefunction` return True for a step."""
+    import asyncio
+
+    mark: Any = vars(inspect).get("markcoroutinefunction")  # from Python 3.12 on
+    mark(step) if mark else setattr(step, "_is_coroutine", vars(asyncio.coroutines)["_is_coroutine"])

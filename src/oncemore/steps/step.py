@@ -23,6 +23,7 @@ from oncemore.errors import (
     StoreError,
     UsageError,
 )
+from oncemore.log.annotations import annotations_of
 from oncemore.log.entry_codec import load_head, new_uuid7
 from oncemore.log.record import NOWHERE, LoadedHead
 from oncemore.open_engine import find_engine
@@ -34,14 +35,17 @@ from oncemore.steps.attempt import CURRENT
 from oncemore.steps.call import PreparedCall
 from oncemore.steps.call_operations import CALL_OPERATIONS
 from oncemore.steps.context import CONTEXT, compute_deadlines
+from oncemore.steps.current_attempt import check_not_recursive, current_key
 from oncemore.steps.entered_engine import ENTERED_ENGINES
 from oncemore.steps.history import find_opening
+from oncemore.steps.importing import IMPORTING, refuse_call
 from oncemore.steps.keys import input_hash
 from oncemore.steps.ops import AttemptTerms
 from oncemore.steps.perform import run_call, run_call_async
 from oncemore.steps.plan import StepPlan, build_plan, describe_and_throttle
 from oncemore.steps.run import Run
-from oncemore.steps.signature import annotations_of
+from oncemore.steps.signature import mark_coroutine_function
+from oncemore.steps.stored_failure import find_outer_start
 from oncemore.workers.poll import ResumedCall
 
 if TYPE_CHECKING:
@@ -88,7 +92,7 @@ class StepCalls(Generic[P, R]):
         self.__annotations__ = annotations_of(options.function)
         self.__wrapped__ = options.function
         if self._is_async:
-            _mark_coroutine_function(self)
+            mark_coroutine_function(self)
 
     @property
     def name(self) -> str:
@@ -97,6 +101,9 @@ class StepCalls(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Return the value: computed now, or stored from before; raise if the work failed."""
+        outer = CURRENT.get()
+        if outer is not None and outer.journal is not None and outer.journal.is_workflow:
+            return outer.journal.call_step(self, args, kwargs)  # type: ignore[no-any-return, attr-defined]
         if self._is_async:
             return self._call_async(args, kwargs)  # type: ignore[return-value]
         return self._call_sync(args, kwargs)  # type: ignore[no-any-return]
@@ -126,8 +133,10 @@ class StepCalls(Generic[P, R]):
         call.engine, call.store, call.make_terms = engine, store, self._make_terms
         call.args, call.kwargs, call.counted, call.inputs, call.tenant = args, kwargs, counted, inputs, tenant
         call.cfg_hash = options.fixed_cfg_hash or options.config_hash()
-        if CURRENT.get() is not None:
-            _check_not_recursive(options.name, call.entity)
+        attempt = CURRENT.get()
+        if attempt is not None:
+            check_not_recursive(options.name, call.entity)
+            call.outer_start = find_outer_start(attempt)
         if now:
             call.deadline, call.give_up = compute_deadlines(
                 options.policy.total_timeout_s, context.deadline, now
@@ -212,6 +221,8 @@ class StepCalls(Generic[P, R]):
             provider="" if options.provider is None else options.provider_of(call.args, call.kwargs),
             actor="" if worker else context.actor,
             withheld=call.withheld,
+            parent=current_key(),
+            is_workflow=call.plan.is_workflow,
         )
 
     # Running ----------------------------------------------------------------------------------------
@@ -224,6 +235,8 @@ class StepCalls(Generic[P, R]):
         call: PreparedCall | None = None,
     ) -> Any:
         """Run a call in this thread; `decision` makes the script of an operator's decision before it."""
+        if IMPORTING:
+            refuse_call(self.name)
         call = call or self._prepare_call(args, kwargs, guess=True)
         end = transitions.end_if_complete(call.plan, call, call.head)
         if end is not None and decision is None:
@@ -248,6 +261,8 @@ class StepCalls(Generic[P, R]):
         call: PreparedCall | None = None,
     ) -> Any:
         """Run a call in this task; like `_call_sync`."""
+        if IMPORTING:
+            refuse_call(self.name)
         call = call or self._prepare_call(args, kwargs, guess=True)
         end = transitions.end_if_complete(call.plan, call, call.head)
         if end is not None and decision is None:
@@ -293,6 +308,8 @@ class StepCalls(Generic[P, R]):
 
     def _run_script(self, call: PreparedCall, script: Script) -> Any:
         """Run the script of an operator and return the run; to be awaited if the step is async."""
+        if IMPORTING:
+            refuse_call(self.name)
         return self._run_script_async(call, script) if self._is_async else self._run_script_sync(call, script)
 
     def _run_script_sync(self, call: PreparedCall, script: Script) -> Run[Any]:
@@ -337,6 +354,7 @@ class StepCalls(Generic[P, R]):
             head.entity, plan, engine=engine, store=engine.store, head=head, make_terms=self._make_terms,
             args=args, kwargs=kwargs, cfg_hash=run.cfg_hash, code_hash=options.config_hash(),
             deadline=run.deadline, tenant=run.tenant, recorded=(run.run_id, opening["arguments"]),
+            parent=opening.get("parent", ""),
         )  # fmt: skip
         self._check_original(call)
         self._use_cooldown(call)
@@ -374,21 +392,3 @@ def _choose_seed(policy: Policy, entity: str) -> str:
     if policy.jitter_seed == PER_RUN:
         return ""
     return run_seed(entity.removeprefix("run/")) if policy.jitter_seed == PER_KEY else policy.jitter_seed
-
-
-def _check_not_recursive(name: str, entity: str) -> None:
-    """Refuse a step that calls itself with the same key: it would wait for itself."""
-    attempt = CURRENT.get()
-    while attempt is not None:
-        if attempt.head.entity == entity:
-            raise UsageError(f"{name} calls itself with the same key; it would wait for itself for ever")
-        attempt = attempt.parent
-
-
-def _mark_coroutine_function(step: Any) -> None:
-    """Make `inspect.iscoroutinefunction` return True for a step."""
-    import asyncio
-    import inspect
-
-    mark: Any = vars(inspect).get("markcoroutinefunction")  # from Python 3.12 on
-    mark(step) if mark else setattr(step, "_is_coroutine", vars(asyncio.coroutines)["_is_coroutine"])

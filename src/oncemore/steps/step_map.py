@@ -12,6 +12,7 @@ from oncemore.config import SQLITE
 from oncemore.errors import UsageError
 from oncemore.open_engine import find_engine
 from oncemore.steps.history import find_opening
+from oncemore.steps.importing import IMPORTING, refuse_call
 from oncemore.steps.keys import parse_duration
 
 if TYPE_CHECKING:
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 
     from oncemore.policy.model import Failure
     from oncemore.retries.options import Seconds
-    from oncemore.steps.decorator import Step
     from oncemore.steps.engine import Engine
+    from oncemore.steps.step import StepCalls
     from oncemore.workers.item_result import ItemCaller, ItemNotes
     from oncemore.workers.map_items import MapItem
 
-    AnyStep = Step[..., Any]
+    AnyStep = StepCalls[..., Any]
 
 MAX_CONCURRENCY = 1000
 #: How often an item may be lost besides its attempts: its process died before an attempt was recorded.
@@ -56,6 +57,9 @@ def map_items(step: AnyStep, items: Iterable[Any], limits: MapLimits, executor: 
     from oncemore.workers.map import MapJob
     from oncemore.workers.map_items import MapItem
 
+    # Checked here: an item would record the refusal of its call as its own outcome.
+    if IMPORTING:
+        refuse_call(step.name)
     max_concurrency, unpack, progress, max_wait = limits
     is_number = isinstance(max_concurrency, int) and not isinstance(max_concurrency, bool)
     if not is_number or not 1 <= max_concurrency <= MAX_CONCURRENCY:
@@ -109,7 +113,8 @@ def _make_item_caller(
     else:
         attempts = ProcessAttempts(step, engine, unpack, step._bound)
     # A process that dies before its claim leaves no attempt in the log: such losses have their own limit.
-    max_tries = step._options.policy.max_attempts + MAX_LOST_ITEMS
+    policy = step._options.policy
+    max_tries = policy.max_attempts + (policy.max_crashes or 0) + MAX_LOST_ITEMS
     remote = RemoteExecutor(pool, attempts, max_tries, engine.lease_s)
     run_attempt = remote.run_attempt_async if step._is_async else remote.run_attempt
     caller = ItemCaller(run_attempt, step._is_async, decode, remote)
@@ -139,6 +144,8 @@ def _run_item(step: AnyStep, unpack: Callable[[Any], Any], item: MapItem, notes:
     if item.key:
         args, kwargs = _recall_arguments(step, item.key, args, kwargs)
     call = step._prepare_call(args, kwargs)
+    # A worker may have ended the run while the item waited: that is the end of this item too.
+    call.took_part = bool(item.key)
     notes.key = call.key
     step._use_cooldown(call)
     if step._options.cooldown is not None:

@@ -13,12 +13,10 @@ from oncemore._values import make
 from oncemore.control.model import APPROVAL_NEEDED
 from oncemore.log.entry_codec import PLAIN_TYPES
 from oncemore.log.record import FIELD_POSITIONS, RecordChange, RunRecord
-from oncemore.policy.canonical_json import run_seed
-from oncemore.policy.closing import POISON, close_run, closing_proof
-from oncemore.policy.decide import Situation, decide_retry
+from oncemore.policy.closing import POISON, close_run, closing_proof, count_lost_attempt
 from oncemore.policy.policy import ESCALATION, policy_id
 from oncemore.policy.proof import build_recorded_proof
-from oncemore.policy.verdict import MISMATCH_CODE, decide_verdict
+from oncemore.policy.verdict import MISMATCH_CODE
 from oncemore.steps import refusals
 from oncemore.steps.ops import EndCall
 
@@ -40,8 +38,6 @@ FINAL_STATES = ("COMPLETE", "HARD_FAIL")
 CHECKSUM_MISMATCH = "checksum_mismatch"
 #: How much later than its latest start an attempt may begin, in seconds: timers end a little late.
 START_TOLERANCE_S = 1.0
-#: A shorter failure, such as a refused connection, does not show how long the work takes.
-SHORTEST_MEASURED_S = 1.0
 NO_REMARKS: Mapping[str, Any] = MappingProxyType({})
 
 _COMMIT_MARKS: tuple[Any, ...] = ("COMMIT", "COMPLETE")
@@ -50,7 +46,6 @@ _NO_RUN = RunRecord()
 
 
 # Attempts -------------------------------------------------------------------------------------------
-
 
 _POSITIONS = FIELD_POSITIONS[RunRecord]
 _STATE, _EFFECT, _WORKER = _POSITIONS["state"], _POSITIONS["effect"], _POSITIONS["worker"]
@@ -163,6 +158,7 @@ def new_run(
         "fence": last.fence,
         "attempt": last.attempt,
         "max_attempts": plan.policy.max_attempts,
+        "max_crashes": plan.policy.max_crashes or 0,
         "created_at": now,
         "deadline": call.deadline,
         "input_hash": terms.input_hash,
@@ -175,6 +171,7 @@ def new_run(
         "priority": terms.priority,
         "retain_s": terms.retain_s,
         "provider": terms.provider,
+        "traceparent": terms.traceparent,
     }
     values: list[Any] = list(_NO_RUN)
     for name in fields:
@@ -184,12 +181,9 @@ def new_run(
 
 def opening_body(terms: AttemptTerms) -> dict[str, Any]:
     """Return the body of a run's first entry: all that another process needs to continue the run."""
-    body: dict[str, Any] = {"arguments": terms.arguments}
-    if terms.actor:
-        body["actor"] = terms.actor
-    if terms.withheld:
-        body["withheld"] = terms.withheld
-    return body
+    body = {"arguments": terms.arguments, "actor": terms.actor, "withheld": terms.withheld}
+    body |= {"parent": terms.parent, "workflow": terms.is_workflow}
+    return {name: value for name, value in body.items() if value or name == "arguments"}
 
 
 def open_run(
@@ -223,6 +217,8 @@ def build_claim(
     if approval is not None:
         body = {**body, "approval": approval._asdict()}
     after = begin_attempt(run, plan.effect, terms.worker, now)
+    if terms.traceparent not in ("", run.traceparent, run.last_traceparent):
+        after = after._replace(last_traceparent=terms.traceparent)
     return make(RecordChange, ((*opening, "RUNNING", "INTENT"), record, after, body))
 
 
@@ -269,47 +265,6 @@ def build_commit(head: LoadedHead, body: dict[str, Any]) -> RecordChange:
     return make(RecordChange, (_COMMIT_MARKS, run, after, body))
 
 
-def decide_failure(plan: StepPlan, run: RunRecord, error: Exception, now: float) -> Decision:
-    """Return the decision about a failed attempt; equal inputs give equal decisions in every process."""
-    failure = plan.classify(error, now)
-    if plan.effect == "once":
-        failure = failure._replace(sent="no" if plan.not_applied(error) else "maybe")
-    quarantines = plan.quarantines and plan.covers is None
-    verdict = decide_verdict(failure, plan.policy, plan.effect, quarantines=quarantines)
-    if plan.effect == "once" and not plan.repeats_once and verdict == "RETRYABLE":
-        # IDEM-3: only idempotent effects and those behind an outbox are tried again.
-        verdict = "QUARANTINE" if quarantines else "TERMINAL"
-    if plan.covers is not None and verdict not in ("UNKNOWN", "QUARANTINE"):
-        verdict = "RETRYABLE" if plan.covers(error, failure) else "TERMINAL"
-    policy = plan.policy
-    # An operator can grant a run more attempts than its policy has.
-    if run.max_attempts != policy.max_attempts:
-        policy = policy.copy_with(max_attempts=run.max_attempts)
-    deadline, started_at = run.deadline or None, run.created_at
-    # A submitted run that was due later has its total timeout from that time on, not from its creation.
-    if deadline is not None and policy.total_timeout_s is not None:
-        started_at = max(started_at, deadline - policy.total_timeout_s)
-    situation = Situation(
-        attempt=run.attempt_count,
-        failure=failure,
-        verdict=verdict,
-        now=now,
-        seed=run.seed or run_seed(run.run_id),
-        started_at=started_at,
-        deadline=deadline,
-        expected_s=expected_duration(run, now) or None,
-    )
-    return decide_retry(policy, situation)
-
-
-def expected_duration(run: RunRecord, now: float) -> float:
-    """Return how long the next attempt is expected to take after one that just failed; 0 if unknown."""
-    duration = round(now - run.started_at, 6)
-    if duration < SHORTEST_MEASURED_S:
-        return run.expected_duration_s
-    return max(run.expected_duration_s, duration)
-
-
 def build_failure(
     plan: StepPlan, head: LoadedHead, error: dict[str, Any], decision: Decision, now: float
 ) -> RecordChange:
@@ -346,6 +301,7 @@ def build_closing(
 ) -> RecordChange:
     """Return the run after a decision that no failed attempt asked for: a lost worker, a cancellation."""
     run, now = head.record, decision.closing.now
+    changes = {**count_lost_attempt(run, decision.closing.event), **changes}
     body = {"error": error, **remarks, "proof": closing_proof(decision)}
     if decision.action == "stop":
         after = end_attempt(run, "HARD_FAIL", decision.reason, failure_version=head.version + 1, **changes)
@@ -354,7 +310,7 @@ def build_closing(
     if decision.action == "retry":
         after = end_attempt(run, "SOFT_FAIL", decision.reason, not_before=now, **changes)
         return RecordChange(("SOFT_FAIL",), run, after, body)
-    after = end_attempt(run, "SOFT_FAIL", decision.reason)._replace(held_for=decision.held_for)
+    after = end_attempt(run, "SOFT_FAIL", decision.reason, **changes)._replace(held_for=decision.held_for)
     if decision.held_for == POISON:
         return RecordChange(("SOFT_FAIL", "ESCALATION"), run, after, add_escalation(body, run, now, plan))
     return RecordChange(("SOFT_FAIL",), run, after, body)

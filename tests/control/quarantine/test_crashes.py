@@ -106,7 +106,7 @@ def test_a_crash_anywhere_leaves_a_failure_with_all_its_notices_or_neither() -> 
 def test_a_crash_anywhere_in_closing_the_last_lost_attempt_leaves_poison_with_its_notices_or_neither() -> (
     None
 ):
-    step = oncemore.step(effect="pure", name="deadly", policy=oncemore.Policy(max_attempts=1))(lambda: 1)
+    step = oncemore.step(effect="pure", name="deadly", policy=oncemore.Policy(max_crashes=1))(lambda: 1)
 
     def call(engine: Engine) -> ScriptRun:
         return start_engine_call(engine, step)

@@ -201,9 +201,12 @@ def test_a_reconcile_function_is_not_asked_about_what_is_held_for_another_reason
 
 
 @pytest.mark.parametrize("effect", ["pure", "idempotent", "outbox"])
-@pytest.mark.parametrize("after_failure", ["standard", "lit"])
-def test_work_whose_workers_die_until_no_attempt_is_left_is_held_as_poison(
-    effect: Any, after_failure: str
+@pytest.mark.parametrize(
+    ("after_failure", "spent"),
+    [("standard", r"20 of 20 attempts .* \(max_crashes\)"), ("lit", r"attempt 2 of 2 .* \(max_attempts\)")],
+)
+def test_work_whose_workers_die_until_a_budget_is_spent_is_held_as_poison_and_says_which(
+    effect: Any, after_failure: str, spent: str
 ) -> None:
     start, ran = processes(), []
 
@@ -212,15 +215,16 @@ def test_work_whose_workers_die_until_no_attempt_is_left_is_held_as_poison(
         ran.append(1)
 
     allowed = 0
-    for n in range(1, 10):
+    for n in range(1, 100):
         if allowed and n > allowed:
             break
         process = start_engine_call(start(), deadly)
-        allowed = process.run_until(RunAttempt).head.record.max_attempts
+        run = process.run_until(RunAttempt).head.record
+        allowed = run.max_crashes or run.max_attempts
         process.end_process()
     with start() as engine:
         for _ in range(3):  # a policy that begins a new run after a failure begins none here
-            with pytest.raises(Quarantined, match="poison"):
+            with pytest.raises(Quarantined, match=f"poison.*{spent}"):
                 deadly()
         (item,) = engine.quarantine
         case = engine.quarantine.show(item)
@@ -232,15 +236,16 @@ def test_work_whose_workers_die_until_no_attempt_is_left_is_held_as_poison(
     assert ran == []
 
 
-def test_an_attempt_that_was_interrupted_is_no_poison() -> None:
-    @oncemore.step(effect="pure", name="cut", policy=oncemore.Policy(max_attempts=1))
+@pytest.mark.parametrize(("crashes", "status"), [(None, "HARD_FAIL"), (1, "SOFT_FAIL")])
+def test_an_attempt_that_was_interrupted_is_no_poison(crashes: int | None, status: str) -> None:
+    @oncemore.step(effect="pure", name="cut", policy=oncemore.Policy(max_attempts=1, max_crashes=crashes))
     def cut() -> None:
         raise KeyboardInterrupt
 
     with oncemore.open("memory:") as engine:
         with pytest.raises(KeyboardInterrupt):
             cut()
-        assert cut.last_run().status == "HARD_FAIL"
+        assert cut.last_run().status == status
         assert list(engine.quarantine) == []
 
 

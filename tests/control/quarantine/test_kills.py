@@ -137,7 +137,7 @@ def test_work_that_kills_its_workers_is_held_after_three_of_them_and_kills_no_mo
         assert (item.reason, item.attempts, item.step) == ("poison", 3, "victim.deadly")
         assert len(list_notifications(engine)) == 1
         engine.quarantine.rerun(item, by="operator", reason="more memory", extra_attempts=1)
-        assert deadly.last_run(1).state.max_attempts == 4
+        assert deadly.last_run(1).state.max_crashes == 4
     killed(*place.words("die"))
     finished(*place.words("die"))
     with place.engine() as engine:

@@ -25,7 +25,7 @@ def doubtful(x: int) -> str:
     raise oncemore.NeedsReview("AMBIGUOUS_NAME", str(x))
 
 
-@oncemore.step(effect="idempotent", name="victim.deadly")
+@oncemore.step(effect="idempotent", name="victim.deadly", policy=oncemore.Policy("deadly", max_crashes=3))
 def deadly(x: int) -> str:
     os.kill(os.getpid(), signal.SIGKILL)
     return "never"

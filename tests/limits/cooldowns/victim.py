@@ -13,7 +13,7 @@ from pathlib import Path
 import oncemore
 from tests.storm.points import Point, arm, watch
 
-ONCE = oncemore.Policy("once", max_attempts=1)
+ONCE = oncemore.Policy("once", max_attempts=1, max_crashes=1)
 
 
 class Throttled(Exception):

@@ -25,8 +25,8 @@ NAMES = st.text(alphabet=string.ascii_letters + "_é", min_size=1, max_size=8)
 @pytest.mark.unmeasured
 @given(st.dictionaries(NAMES, VALUES, max_size=6))
 def test_both_ways_give_the_same_bytes(arguments: dict[str, object]) -> None:
-    assert argument_bytes(arguments) == encode_canonical(tagged_arguments(arguments))
-    assert input_hash(argument_bytes(arguments)) == canonical_digest(tagged_arguments(arguments))
+    assert argument_bytes(arguments) == encode_canonical(tagged_arguments(arguments)[0])
+    assert input_hash(argument_bytes(arguments)) == canonical_digest(tagged_arguments(arguments)[0])
 
 
 def test_the_short_way_is_taken_for_what_is_its_own_form_only() -> None:

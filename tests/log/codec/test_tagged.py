@@ -90,7 +90,7 @@ class Named(str):
         (Point(1), "it is a Point"),
         (Colour.RED, "it is a Colour"),
         (Named("x"), "it is a Named"),
-        (bytearray(b"x"), "it is a bytearray"),
+        (memoryview(b"x"), "it is a memoryview"),
         (lambda: 0, "it is a function"),
         ("\ud800", "it has half of a surrogate pair"),
         ({"\ud800": 1}, "a key of it has half"),
@@ -163,8 +163,8 @@ def test_an_aware_time_keeps_its_offset_if_python_reads_it_back() -> None:
 
 
 def test_a_refused_argument_is_named() -> None:
-    with pytest.raises(NotEncodable, match="argument 'session' is a Point"):
-        step_key("s", {"session": Point(1)})
+    with pytest.raises(NotEncodable, match="argument 'session' is an object"):
+        step_key("s", {"session": object()})
 
 
 def test_input_and_configuration_have_hashes_of_their_own() -> None:

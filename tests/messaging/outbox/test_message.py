@@ -6,7 +6,8 @@ import json
 import re
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import jsonschema_rs
@@ -17,9 +18,6 @@ from oncemore.log.tagged_json import TaggedEncoder
 from oncemore.outbox import SCHEMA, EventMessage, JsonLinesSink, OutboxRelay, WebhookSink
 from tests.messaging.outbox.consumer import open_shop
 from tests.messaging.outbox.simulation import POLICY, Consumer, events
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SCHEMA_TEXT = SCHEMA.read_text(encoding="utf-8")
 FITS = jsonschema_rs.validator_for(json.loads(SCHEMA_TEXT))
@@ -61,6 +59,7 @@ def test_the_schema_lists_the_fields_of_a_message() -> None:
         (date(2026, 11, 15), "2026-11-15"),
         (time(12, 30), "12:30:00"),
         (timedelta(minutes=1), "PT60S"),
+        (Path("a") / "b", "a/b"),
         ({"$odd": {"a": 1}}, {"$odd": {"a": 1}}),
     ],
     ids=str,

@@ -103,7 +103,7 @@ def formless(n: int) -> Any:
     return lambda: n
 
 
-@oncemore.step(effect="idempotent", policy=HASTY)
+@oncemore.step(effect="idempotent", policy=HASTY.replace(max_crashes=3))
 def poison(n: int, path: str) -> int:
     """Kill whoever runs it, if it is item 3."""
     note(path, n)

@@ -19,6 +19,7 @@ from oncemore.policy.files.fields import (
     ENVELOPE_FIELDS,
     GOVERNED_VERSION_PATTERN,
     RETRY_FIELDS,
+    UNVERSIONED,
 )
 from oncemore.policy.files.inheritance import (
     DEFAULT_POLICY,
@@ -111,10 +112,6 @@ def _select_fields(tree: MappingNode, rows: tuple[Any, ...]) -> MappingNode:
     return MappingNode({name: entry for name, entry in tree.entries.items() if name in names}, tree.mark)
 
 
-#: The version of a file without one.
-UNVERSIONED: Final = "unversioned"
-
-
 def _check_version(tree: MappingNode, envelope: dict[str, Any], faults: FaultList) -> Iterator[str]:
     """Add a fault for a governed file without a valid version; give other files a default, with a note."""
     form = "retry-loop-v<major>.<minor>"
@@ -190,6 +187,7 @@ class _PolicyBuilder:
             + (f"@{draft.provider}" if draft.provider else ""),
             self._version,
             max_attempts=values.get("max_attempts", 3),
+            max_crashes=values.get("max_crashes", None if self._governed else "default"),
             schedule=schedule,
             jitter=_make_jitter(values, schedule),
             jitter_seed=values.get("jitter_seed", PER_RUN),

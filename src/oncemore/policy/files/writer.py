@@ -51,7 +51,9 @@ def _retry_fields(policy: Policy) -> dict[str, Any]:
         "total_timeout_s": policy.total_timeout_s,
         "retry_cost": policy.retry_cost,
     }
-    return {name: value for name, value in fields.items() if value is not None}
+    fields = {name: value for name, value in fields.items() if value is not None}
+    # Without the field a file has the default, which differs between governed and other files.
+    return fields | {"max_crashes": policy.max_crashes}
 
 
 def _classify_fields(policy: Policy) -> dict[str, Any]:
@@ -78,6 +80,8 @@ def _format_flow(value: Any) -> str:
     """Return a value on one line, in YAML's flow style."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}: {_format_flow(inner)}" for name, inner in value.items()) + "}"
+    if value is None:
+        return "null"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_format_flow(item) for item in value) + "]"
     if isinstance(value, str):

@@ -133,6 +133,8 @@ class RetryPolicy:
         return Policy(
             name,
             max_attempts=self.max_attempts,
+            # As in the document: an attempt counts before it starts, also one that is lost with its process.
+            max_crashes=None,
             schedule=Schedule("exponential", float(self.base_delay), float(self.backoff_multiplier)),
             jitter=Jitter("proportional", float(self.jitter_factor)) if self.jitter_enabled else NO_JITTER,
             max_delay_s=float(self.max_delay),

@@ -1,0 +1,78 @@
+"""Reports of runs for monitoring systems: OpenTelemetry and Prometheus.
+
+    events of the process ──► MetricSource ──► OpenTelemetry metrics, Prometheus metrics
+    calls of steps        ──► CallSpans    ──► OpenTelemetry spans
+
+Both are off until they are enabled, and both packages are extras. The events themselves, without any of it,
+are `oncemore.on_event` and the logger `oncemore.steps`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from oncemore.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import TracerProvider
+    from prometheus_client import CollectorRegistry
+
+    from oncemore.telemetry.metrics import MetricSource
+    from oncemore.telemetry.otel import OpenTelemetryExport
+
+    AsgiApp = Callable[[Any, Any, Any], Awaitable[None]]
+
+__all__ = ["enable_opentelemetry", "enable_prometheus", "make_metrics_app"]
+
+
+def enable_opentelemetry(
+    *, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
+) -> OpenTelemetryExport:
+    """Report spans of runs and attempts, and metrics, through OpenTelemetry; the extra is `otel`.
+
+    tracer_provider, meter_provider  by default the global ones, which the OpenTelemetry SDK sets; without an
+                                     SDK nothing is reported
+
+    A second call replaces the first. Return the export: `disable()` ends it.
+    """
+    try:
+        from oncemore.telemetry import otel
+    except ImportError as missing:
+        raise MissingExtra(
+            "enable_opentelemetry() needs opentelemetry-api: pip install 'oncemore[otel]'"
+        ) from missing
+    return otel.enable_export(tracer_provider, meter_provider)
+
+
+def enable_prometheus(registry: CollectorRegistry | None = None) -> MetricSource:
+    """Count runs, attempts, waits and breaker states in a Prometheus registry; the extra is `prometheus`.
+
+    registry  by default the global one of `prometheus_client`
+
+    A second call with the same registry returns the same source. `disable()` ends it and removes the metrics
+    from the registry.
+    """
+    source: MetricSource = _import_prometheus("enable_prometheus()").enable_registry(registry)
+    return source
+
+
+def make_metrics_app(registry: CollectorRegistry | None = None) -> AsgiApp:
+    """Return an ASGI application that serves the metrics; it calls `enable_prometheus` with the registry.
+
+    Mount it in an application, for example `Mount("/metrics", make_metrics_app())` in Starlette.
+    """
+    app: AsgiApp = _import_prometheus("make_metrics_app()").make_app(registry)
+    return app
+
+
+def _import_prometheus(needed_by: str) -> Any:
+    try:
+        from oncemore.telemetry import prometheus
+    except ImportError as missing:
+        raise MissingExtra(
+            f"{needed_by} needs prometheus-client: pip install 'oncemore[prometheus]'"
+        ) from missing
+    return prometheus
