@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     WorkflowMark = Literal["JOURNAL", "SIGNAL"]
     EventMark = Literal["SENDING", "DELIVERED", "DEAD"]
     OtherMark = Literal["MAINTENANCE", "LEASE", "JOB", "RESOURCE", "BREAKER", "QUOTA", "SECRET", "POLICY"]
-    EntityMark = Literal["CONTROL", "APPROVAL", "SCHEDULE", "QUEUE"]
+    EntityMark = Literal["CONTROL", "APPROVAL", "SCHEDULE", "QUEUE", "LEDGER"]
     Mark = StateMark | RunMark | WorkflowMark | EventMark | OtherMark | EntityMark
     State_ = TypeVar("State_", bound="Entity")
 
@@ -336,6 +336,27 @@ class AcceptedPolicy(Value):
     source: str = ""
 
 
+class CheckpointRecord(Value):
+    """The last checkpoint of the log (`governance.checkpoints`).
+
+    state            always SIGNED
+    origin           the name of the log, chosen with the first checkpoint
+    size             number of entries that the checkpoint covers
+    last_seq         the highest `seq` among them: the next checkpoint continues after it
+    arrival_version  version of the entry of the switches that completed the last move of the log; 0: none
+    subtree_roots    roots of the complete subtrees of the Merkle tree, in base64, separated by spaces
+    note             the signed text; in the header, so that it is never pruned or encrypted
+    """
+
+    state: str = "SIGNED"
+    origin: str = ""
+    size: int = 0
+    last_seq: int = 0
+    arrival_version: int = 0
+    subtree_roots: str = ""
+    note: str = ""
+
+
 Entity = (
     RunRecord
     | WorkerRecord
@@ -353,6 +374,7 @@ Entity = (
     | AcceptedPolicy
     | ScheduleRecord
     | QueueSlot
+    | CheckpointRecord
 )
 #: All kinds of records.
 KINDS: Final[tuple[type[Any], ...]] = Entity.__args__
@@ -391,8 +413,8 @@ def apply_header(before: State_ | None, sets: dict[str, Any], kind: type[State_]
     """Return the record after one header; raise for a transition that the table of states does not have."""
     values, positions = list(before or NEW[kind]), FIELD_POSITIONS[kind]
     try:
-        for name in sets:
-            values[positions[name]] = sets[name]
+        for name, value in sets.items():
+            values[positions[name]] = value
     except KeyError:
         raise TypeError(f"{kind.__name__} has no field {name}") from None
     after: Any = make(kind, values)
