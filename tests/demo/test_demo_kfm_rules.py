@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -14,7 +16,7 @@ from urllib.request import urlopen
 import pytest
 
 import oncemore
-from oncemore.demo.kfm_rules import kfm_rules_demo, scenes
+from oncemore.demo.kfm_rules import kfm_rules_demo, ledger_scene, scenes
 from oncemore.demo.kfm_rules.demo_output import DemoOutput
 from oncemore.demo.kfm_rules.scenes import KfmRulesDemo, read_time
 from oncemore.demo.kfm_rules.stac_pipeline import check_item, read_json
@@ -31,7 +33,6 @@ from oncemore.testing import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def demo(tmp_path: Path) -> Iterator[KfmRulesDemo]:
         FakeClock(wall=time.time()),
         oncemore.open(tmp_path / "log.db") as engine,
     ):
-        demo = KfmRulesDemo(engine, server, DemoOutput(LiveTerminal(io.StringIO(), plain=True)))
+        demo = KfmRulesDemo(engine, server, DemoOutput(LiveTerminal(io.StringIO(), plain=True)), tmp_path)
         with oncemore.on_event(demo.show_event):
             yield demo
 
@@ -63,6 +64,9 @@ def test_the_command_plays_every_scene() -> None:
         "provider stac.local breaker OPEN after 3 failed operations, half-open at ",
         "refused: circuit open (0 requests sent)",
         "item kfm-0007 QUARANTINED SCHEMA_INVALID attempts 1",
+        "the breaker in the ledger: OPEN, HALF_OPEN, OPEN, HALF_OPEN, CLOSED",
+        "an export verifies with the public key alone",
+        "was altered: its hash does not fit",
         "Every scene held, and the server's log agrees.",
     ):
         assert part in output, part
@@ -98,6 +102,44 @@ def test_bad_data_is_requested_once_and_halts_the_pipeline(demo: KfmRulesDemo) -
     actions = [(entry.action, entry.by) for entry in demo.engine.switches.history()]
     assert [action for action, _ in actions] == ["on", "off"]
     assert actions[1][1] == scenes.OPERATOR
+
+
+def test_both_ledgers_hold_what_happened(demo: KfmRulesDemo) -> None:
+    demo.play_outage()
+    demo.play_bad_data()
+    ledger_scene.play_ledgers(demo)
+    ledgers = ledger_scene.read_ledgers(demo)
+    outcomes = [entry["outcome"] for entry in ledgers["pipeline_retry_log"]]
+    assert outcomes == ["exhausted", "exhausted", "success", "success", "quarantined"]
+    (quarantine,) = (entry for entry in ledgers["versioning_ledger"] if entry["kind"] == "quarantine")
+    for entry in (ledgers["pipeline_retry_log"][-1], quarantine):
+        assert (entry["attempts"], entry["error_classes"]) == (1, ["SCHEMA_INVALID"])
+        assert entry["dataset_ids"] == [COLLECTION]
+    assert demo.output.faults == []
+
+
+def test_ledgers_without_the_outage_are_noticed(demo: KfmRulesDemo) -> None:
+    ledger_scene.play_ledgers(demo)
+    assert demo.output.faults == [
+        "entries about the bad item in pipeline_retry_log: 0, and not 1",
+        "entries about the bad item in versioning_ledger: 0, and not 1",
+        f"breaker in the ledger: [], and not {ledger_scene.BREAKER_STATES}",
+    ]
+
+
+def test_without_cryptography_the_extra_is_named(demo: KfmRulesDemo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    ledger_scene.sign_log(demo)
+    assert "oncemore[sign]" in demo.output.terminal._out.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_folder_is_kept_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kfm_rules_demo, "SCENES", (("A scene", "It writes.", ledger_scene.read_ledgers),))
+    out = io.StringIO()
+    assert kfm_rules_demo.main(out, plain=True, keep=True, real_time=True) == 0
+    folder = Path(out.getvalue().partition("The log and the ledgers:  ")[2].splitlines()[0])
+    assert (folder / "docs/reports/audit/pipeline_retry_log.json").exists()
+    shutil.rmtree(folder)
 
 
 def test_a_difference_ends_with_exit_code_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ DEMO_OPTIONS = {
     "pipeline": {"fast", "seed", "keep", "plain", "careless"},
     "retry": {"fast"},
     "kfm-loop": {"plain", "scenario", "list"},
-    "kfm-rules": {"plain", "real_time"},
+    "kfm-rules": {"keep", "plain", "real_time"},
     "lit": {"plain"},
     "nova-cat": {"plain"},
     "exoarmur": {"seed", "keep", "plain", "careless"},
@@ -58,8 +58,8 @@ def demo(story: str, **options: str | bool | None) -> int:
 
     kfm-loop: the reference scenarios of the KFM loop, each replayed from its log.
 
-    kfm-rules: a STAC catalogue that throttles, fails and delivers bad data, under the KFM retry rules. The
-    server's own log checks the result. Exit code 1 if a scene did not hold.
+    kfm-rules: a STAC catalogue that throttles, fails and delivers bad data, under the KFM retry rules, and
+    the ledgers of it. The server's own log checks the result. Exit code 1 if a scene did not hold.
 
     nova-cat: downloads from an archive that throttles and sends broken files, with cooldowns and a release.
 
@@ -121,7 +121,10 @@ def _run_kfm_loop(options: dict[str, str | bool | None]) -> int:
 def _run_kfm_rules(options: dict[str, str | bool | None]) -> int:
     from oncemore.demo.kfm_rules.kfm_rules_demo import main
 
-    return main(sys.stdout, plain=bool(options["plain"]), real_time=bool(options["real_time"]))
+    return main(
+        sys.stdout, plain=bool(options["plain"]), keep=bool(options["keep"]),
+        real_time=bool(options["real_time"]),
+    )  # fmt: skip
 
 
 def _run_lit(options: dict[str, str | bool | None]) -> int:

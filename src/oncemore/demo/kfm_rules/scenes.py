@@ -13,6 +13,7 @@ import oncemore
 from oncemore import clock as clocks
 from oncemore import events
 from oncemore.demo.kfm_rules.demo_output import STAGE_WIDTH, make_record
+from oncemore.demo.kfm_rules.ledger_scene import play_ledgers
 from oncemore.demo.kfm_rules.stac_pipeline import PIPELINE, PROVIDER, STAGE, ingest_item, poll_stac_api
 from oncemore.demo.kfm_rules.stac_server import ITEMS, RETRY_AFTER, SLOW_DOWN
 from oncemore.limits.shared_breaker import list_breakers
@@ -20,6 +21,7 @@ from oncemore.testing import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from oncemore.demo.kfm_rules.demo_output import DemoOutput
     from oncemore.demo.kfm_rules.stac_server import StacServer
@@ -31,10 +33,10 @@ OPERATOR = "operator"
 
 
 class KfmRulesDemo:
-    """The parts of the demo: the engine, the server and the output."""
+    """The parts of the demo: the engine, the server, the output, and the folder for files."""
 
-    def __init__(self, engine: oncemore.Engine, server: StacServer, output: DemoOutput) -> None:
-        self.engine, self.server, self.output = engine, server, output
+    def __init__(self, engine: oncemore.Engine, server: StacServer, output: DemoOutput, folder: Path) -> None:
+        self.engine, self.server, self.output, self.folder = engine, server, output, folder
         self._has_live_attempts = False
 
     def show_event(self, event: events.ProcessEvent) -> None:
@@ -189,21 +191,27 @@ def read_time() -> float:
 #: Title, reason and function of each scene.
 SCENES: tuple[tuple[str, str, Callable[[KfmRulesDemo], None]], ...] = (
     (
-        "1. Two soft failures",
+        "Two soft failures",
         "The provider is busy. A retry is allowed, but only with a random wait, and never sooner than the "
         "provider asks.",
         KfmRulesDemo.play_soft_failures,
     ),
     (
-        "2. An outage",
+        "An outage",
         "Nothing answers. Five attempts for each poll would only prolong it: the third failed operation "
         "opens the breaker for all.",
         KfmRulesDemo.play_outage,
     ),
     (
-        "3. Bad data",
+        "Bad data",
         "An item breaks the STAC schema. Asking again does not repair it, so that nothing is retried and "
         "nothing after it begins.",
         KfmRulesDemo.play_bad_data,
+    ),
+    (
+        "The ledgers",
+        "What happened must be readable for people who were not there, and checkable with a public key and "
+        "a file.",
+        play_ledgers,
     ),
 )
