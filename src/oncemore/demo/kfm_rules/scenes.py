@@ -15,7 +15,7 @@ from oncemore import events
 from oncemore.demo.kfm_rules.demo_output import STAGE_WIDTH, make_record
 from oncemore.demo.kfm_rules.ledger_scene import play_ledgers
 from oncemore.demo.kfm_rules.stac_pipeline import PIPELINE, PROVIDER, STAGE, ingest_item, poll_stac_api
-from oncemore.demo.kfm_rules.stac_server import ITEMS, RETRY_AFTER, SLOW_DOWN
+from oncemore.demo.kfm_rules.stac_server import COLLECTION, ITEMS, RETRY_AFTER, SLOW_DOWN
 from oncemore.limits.shared_breaker import list_breakers
 from oncemore.testing import FakeClock
 
@@ -37,16 +37,19 @@ class KfmRulesDemo:
 
     def __init__(self, engine: oncemore.Engine, server: StacServer, output: DemoOutput, folder: Path) -> None:
         self.engine, self.server, self.output, self.folder = engine, server, output, folder
-        self._has_live_attempts = False
+        self._live_call: tuple[str, str] | None = None
+        self._during_wait: Callable[[], None] | None = None
 
     def show_event(self, event: events.ProcessEvent) -> None:
-        """Print failed attempts of the first scene, and changes of the breaker, when they happen."""
+        """Print failed attempts of a live call, and changes of the breaker, when they happen."""
         if isinstance(event, events.BreakerChanged):
             self.output.write_breaker(event)
-        elif isinstance(event, events.AttemptFailed) and self._has_live_attempts and event.action == "retry":
-            run = poll_stac_api.last_run(self.server.url, SOFT_DAY)
+        elif isinstance(event, events.AttemptFailed) and self._live_call and event.action == "retry":
+            run = poll_stac_api.last_run(self.server.url, *self._live_call)
             assert run is not None
             self.output.write_failed_attempt(run, run.proofs[-1])
+            if self._during_wait is not None:
+                self._during_wait()
             # Where waits end at once, there is nothing to count down.
             if not isinstance(clocks.current, FakeClock):
                 self.output.terminal.start_countdown("waiting", event.delay_s)
@@ -58,7 +61,17 @@ class KfmRulesDemo:
     def poll(self, day: str) -> tuple[oncemore.Run[Any], int]:
         """Poll a day; return the run and the number of requests that the server got."""
         before = len(self.server.requests)
-        run = poll_stac_api.run(self.server.url, day)
+        run = poll_stac_api.run(self.server.url, day, COLLECTION)
+        return run, len(self.server.requests) - before
+
+    def poll_live(
+        self, day: str, collection: str, during_wait: Callable[[], None] | None = None
+    ) -> tuple[oncemore.Run[Any], int]:
+        """Poll a day as `poll` does; print each failed attempt, then call `during_wait`."""
+        before = len(self.server.requests)
+        self._live_call, self._during_wait = (day, collection), during_wait
+        run = poll_stac_api.run(self.server.url, day, collection)
+        self._live_call = self._during_wait = None
         return run, len(self.server.requests) - before
 
     def pass_cooldown(self) -> None:
@@ -75,9 +88,7 @@ class KfmRulesDemo:
     def play_soft_failures(self) -> None:
         """The server throttles twice and then delivers."""
         self.server.queue_faults(SLOW_DOWN, RETRY_AFTER)
-        self._has_live_attempts = True
-        run, sent = self.poll(SOFT_DAY)
-        self._has_live_attempts = False
+        run, sent = self.poll_live(SOFT_DAY, COLLECTION)
         items = len(run.value)
         number = f"attempt {run.state.attempt}/{run.state.max_attempts}"
         self.output.write_attempt(number, f"200, {items} items", "success", "green", STAGE)

@@ -45,12 +45,12 @@ def check_item(item: dict[str, Any]) -> None:
 
 
 @oncemore.step(
-    effect="idempotent", name=STAGE, policy=PROFILE, provider=PROVIDER, pipeline=PIPELINE, dataset=COLLECTION,
-    ignore=("url",),
+    effect="idempotent", name=STAGE, policy=PROFILE, provider=PROVIDER, pipeline=PIPELINE,
+    dataset=lambda *args: args[2], ignore=("url",),
 )  # fmt: skip
-def poll_stac_api(url: str, day: str) -> list[str]:
+def poll_stac_api(url: str, day: str, collection: str) -> list[str]:
     """Return the ids of the items of a day."""
-    found = read_json(f"{url}/collections/{COLLECTION}/items?datetime={day}")
+    found = read_json(f"{url}/collections/{collection}/items?datetime={day}")
     return [item["id"] for item in found["features"]]
 
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 STAC_VERSION = "1.0.0"
-COLLECTION = "kfm-landcover"
+COLLECTION, SENSITIVE_COLLECTION = "kfm-landcover", "kfm-heritage-sites"
+COLLECTIONS = (COLLECTION, SENSITIVE_COLLECTION)
 ITEMS = 12
 #: Longest time that a connection may stay idle.
 IDLE_S = 10.0
@@ -102,11 +103,11 @@ class StacServer(LocalServer):
         match path.strip("/").split("/"):
             case [""]:
                 return 200, {"type": "Catalog", "stac_version": STAC_VERSION, "id": "kfm", "links": []}
-            case ["collections", name] if name == COLLECTION:
+            case ["collections", name] if name in COLLECTIONS:
                 return 200, {"type": "Collection", "stac_version": STAC_VERSION, "id": name}
-            case ["collections", name, "items"] if name == COLLECTION:
+            case ["collections", name, "items"] if name in COLLECTIONS:
                 return 200, {"type": "FeatureCollection", "features": list(self._items.values())}
-            case ["collections", name, "items", item_id] if name == COLLECTION and item_id in self._items:
+            case ["collections", name, "items", item_id] if name in COLLECTIONS and item_id in self._items:
                 return 200, self._items[item_id]
         return 404, {"code": "NotFound", "description": f"there is no {path}"}
 
