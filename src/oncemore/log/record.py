@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from oncemore._values import Value, make
 from oncemore.control.model import Approval, SwitchBoard
+from oncemore.governance.checkpoint_record import CheckpointRecord
 from oncemore.limits.cooldown_rules import ResourceRecord
 from oncemore.limits.queue_rules import QueueSlot
 from oncemore.policy.model import check_transition
@@ -184,8 +185,7 @@ class MaintenanceRecord(Value):
 
     state      OPEN while it runs, then DONE; a task that stays OPEN was killed and is safe to repeat
     task       prune, erase, backup, import or restore
-    run_count  number of runs that it changed, known at its end
-    worker     name of the worker that runs it
+    run_count  number of runs that it changed, known at its end; `worker` runs it
     """
 
     state: str = "OPEN"
@@ -290,10 +290,7 @@ class QuotaRecord(Value):
 
 
 class StoreSecret(Value):
-    """The secret of a store (`programs.store_secret`); the body has its bytes, so that a codec encrypts them.
-
-    state  always ACTIVE: it is created once and never replaced
-    """
+    """The secret of a store, created once (`programs.store_secret`); the body has its bytes, for a codec."""
 
     state: str = "ACTIVE"
     created_at: float = 0.0
@@ -334,27 +331,6 @@ class AcceptedPolicy(Value):
     signature: str = ""
     content: dict[str, Any] = {}  # noqa: RUF012 - never changed in place
     source: str = ""
-
-
-class CheckpointRecord(Value):
-    """The last checkpoint of the log (`governance.checkpoints`).
-
-    state            always SIGNED
-    origin           the name of the log, chosen with the first checkpoint
-    size             number of entries that the checkpoint covers
-    last_seq         the highest `seq` among them: the next checkpoint continues after it
-    arrival_version  version of the entry of the switches that completed the last move of the log; 0: none
-    subtree_roots    roots of the complete subtrees of the Merkle tree, in base64, separated by spaces
-    note             the signed text; in the header, so that it is never pruned or encrypted
-    """
-
-    state: str = "SIGNED"
-    origin: str = ""
-    size: int = 0
-    last_seq: int = 0
-    arrival_version: int = 0
-    subtree_roots: str = ""
-    note: str = ""
 
 
 Entity = (
