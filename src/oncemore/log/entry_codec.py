@@ -26,6 +26,7 @@ from oncemore.log.record import (
     FORMAT,
     NEW,
     NOWHERE,
+    AcceptedPolicy,
     ArtifactRecord,
     BreakerRecord,
     EventRecord,
@@ -282,6 +283,8 @@ def build_index(state: Entity) -> HeadIndex:
         return HeadIndex("secret", state.state)
     if type(state) is RecordedPolicy:
         return HeadIndex("policy", state.state, None, state.name)
+    if type(state) is AcceptedPolicy:
+        return HeadIndex("accepted", state.state, None, state.name)
     if type(state) is ScheduleRecord:
         return HeadIndex("schedule", state.state, state.next_tick, state.step)
     if type(state) is QueueSlot:

@@ -317,6 +317,25 @@ class RecordedPolicy(Value):
     source: str = ""
 
 
+class AcceptedPolicy(Value):
+    """The highest version of a governed policy that a store has accepted (`governance.accepted_policies`).
+
+    state      always ACCEPTED
+    digest     SHA-256 of the bytes of the file
+    signature  who signed it, as in `Profile.signature`
+    content    everything in the file that decides, by dotted field path
+    """
+
+    state: str = "ACCEPTED"
+    name: str = ""
+    version: str = ""
+    digest: str = ""
+    accepted_at: float = 0.0
+    signature: str = ""
+    content: dict[str, Any] = {}  # noqa: RUF012 - never changed in place
+    source: str = ""
+
+
 Entity = (
     RunRecord
     | WorkerRecord
@@ -331,6 +350,7 @@ Entity = (
     | Approval
     | StoreSecret
     | RecordedPolicy
+    | AcceptedPolicy
     | ScheduleRecord
     | QueueSlot
 )

@@ -17,6 +17,7 @@ from oncemore.limits.queue_rules import QueueSlot
 from oncemore.log.entry_codec import decode_header, hash_entry, read_body
 from oncemore.log.record import (
     NOWHERE,
+    AcceptedPolicy,
     ArtifactRecord,
     BreakerRecord,
     EventRecord,
@@ -55,6 +56,7 @@ KINDS: dict[str, Any] = {
     "resource": ResourceRecord,
     "secret": StoreSecret,
     "policy": RecordedPolicy,
+    "accepted": AcceptedPolicy,
     "schedule": ScheduleRecord,
     "queue": QueueSlot,
 }
