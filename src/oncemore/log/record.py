@@ -318,10 +318,7 @@ class RecordedPolicy(Value):
 class AcceptedPolicy(Value):
     """The highest version of a governed policy that a store has accepted (`governance.accepted_policies`).
 
-    state      always ACCEPTED
-    digest     SHA-256 of the bytes of the file
-    signature  who signed it, as in `Profile.signature`
-    content    everything in the file that decides, by dotted field path
+    content  everything in the file that decides, by dotted field path
     """
 
     state: str = "ACCEPTED"
