@@ -29,6 +29,7 @@ from oncemore.log.record import (
     AcceptedPolicy,
     ArtifactRecord,
     BreakerRecord,
+    CheckpointRecord,
     EventRecord,
     JobRecord,
     LoadedHead,
@@ -290,6 +291,8 @@ def build_index(state: Entity) -> HeadIndex:
     if type(state) is QueueSlot:
         # The due column holds the number, so that the slots of one queue are found by an index.
         return HeadIndex("queue", state.state, float(state.number), state.queue)
+    if type(state) is CheckpointRecord:
+        return HeadIndex("ledger", state.state)
     assert type(state) is ArtifactRecord
     # The due column holds the creation time, so that listing artifacts by time reads no bodies.
     return HeadIndex("artifact", state.state, state.created_at, state.step)

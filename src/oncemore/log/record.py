@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from oncemore._values import Value, make
 from oncemore.control.model import Approval, SwitchBoard
+from oncemore.governance.checkpoint_record import CheckpointRecord
 from oncemore.limits.cooldown_rules import ResourceRecord
 from oncemore.limits.queue_rules import QueueSlot
 from oncemore.policy.model import check_transition
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     WorkflowMark = Literal["JOURNAL", "SIGNAL"]
     EventMark = Literal["SENDING", "DELIVERED", "DEAD"]
     OtherMark = Literal["MAINTENANCE", "LEASE", "JOB", "RESOURCE", "BREAKER", "QUOTA", "SECRET", "POLICY"]
-    EntityMark = Literal["CONTROL", "APPROVAL", "SCHEDULE", "QUEUE"]
+    EntityMark = Literal["CONTROL", "APPROVAL", "SCHEDULE", "QUEUE", "LEDGER"]
     Mark = StateMark | RunMark | WorkflowMark | EventMark | OtherMark | EntityMark
     State_ = TypeVar("State_", bound="Entity")
 
@@ -182,8 +183,7 @@ class MaintenanceRecord(Value):
 
     state      OPEN while it runs, then DONE; a task that stays OPEN was killed and is safe to repeat
     task       prune, erase, backup, import or restore
-    run_count  number of runs that it changed, known at its end
-    worker     name of the worker that runs it
+    run_count  number of runs that it changed, known at its end; `worker` runs it
     """
 
     state: str = "OPEN"
@@ -288,10 +288,7 @@ class QuotaRecord(Value):
 
 
 class StoreSecret(Value):
-    """The secret of a store (`programs.store_secret`); the body has its bytes, so that a codec encrypts them.
-
-    state  always ACTIVE: it is created once and never replaced
-    """
+    """The secret of a store, created once (`programs.store_secret`); the body has its bytes, for a codec."""
 
     state: str = "ACTIVE"
     created_at: float = 0.0
@@ -348,6 +345,7 @@ Entity = (
     | AcceptedPolicy
     | ScheduleRecord
     | QueueSlot
+    | CheckpointRecord
 )
 #: All kinds of records.
 KINDS: Final[tuple[type[Any], ...]] = Entity.__args__
@@ -386,8 +384,8 @@ def apply_header(before: State_ | None, sets: dict[str, Any], kind: type[State_]
     """Return the record after one header; raise for a transition that the table of states does not have."""
     values, positions = list(before or NEW[kind]), FIELD_POSITIONS[kind]
     try:
-        for name in sets:
-            values[positions[name]] = sets[name]
+        for name, value in sets.items():
+            values[positions[name]] = value
     except KeyError:
         raise TypeError(f"{kind.__name__} has no field {name}") from None
     after: Any = make(kind, values)
