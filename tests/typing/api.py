@@ -141,6 +141,22 @@ def pay(order: str, amount: int, *, token: oncemore.Secret | None = None) -> dic
     return {order: amount}
 
 
+@oncemore.step(
+    effect="idempotent", on=(OSError, KeyError), attempts=3, wait=[1, timedelta(seconds=2)], until=bool
+)
+def poll_job(job: str) -> bool:
+    return bool(job)
+
+
+@oncemore.step(effect="idempotent", on="transient", wait=oncemore.backoff.linear(2))
+async def poll_job_async(job: str) -> bool:
+    return bool(job)
+
+
+assert_type(poll_job("j-1"), bool)
+oncemore.step(effect="pure", on="sometimes")  # type: ignore[arg-type]
+oncemore.step(effect="pure", on=lambda error: isinstance(error, OSError), until=lambda value: value > 1)
+oncemore.step(effect="pure", wait="long")  # type: ignore[arg-type]
 assert_type(pay("o-1", 5), dict[str, int])
 assert_type(pay("o-1", amount=5, token=oncemore.Secret("x")), dict[str, int])
 assert_type(pay.__wrapped__("o-1", 5), dict[str, int])

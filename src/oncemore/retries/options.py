@@ -260,19 +260,17 @@ def make_covers(on: On, policy: Policy) -> Callable[[Exception, Failure], bool]:
                     f"on has {kind.__name__}, which is not an Exception: "
                     "cancellation and interrupts are never retried"
                 )
-        names_steps = any(issubclass(kind, StepFailed) for kind in kinds)  # type: ignore[arg-type]
-        covers_nothing = _is_forbidden if names_steps else _covers_nothing
         # A timeout of the attempt is covered too: it exists to start the next attempt.
         covered: Any = kinds[0] if len(kinds) == 1 else kinds
         if not policy.governed and (policy.classes is None or not policy.classes.non_retryable):
             # The usual case, made fast: here only a permanent failure can be forbidden.
             return lambda error, failure: (
                 (isinstance(error, covered) or type(error) is AttemptTimeout)
-                and not (failure.kind == "permanent" and covers_nothing(error, failure, policy))
+                and not (failure.kind == "permanent" and _covers_nothing(error, failure, policy))
             )
         return lambda error, failure: (
             (isinstance(error, covered) or type(error) is AttemptTimeout)
-            and not covers_nothing(error, failure, policy)
+            and not _covers_nothing(error, failure, policy)
         )
     if isinstance(on, tuple) or not callable(on):
         raise UsageError(f"on is {on!r}; it takes exception types, a predicate, 'transient' or 'not-sent'")
@@ -281,19 +279,14 @@ def make_covers(on: On, policy: Policy) -> Callable[[Exception, Failure], bool]:
     return lambda error, failure: not _covers_nothing(error, failure, policy) and bool(on(error))
 
 
-def _is_forbidden(error: Exception, failure: Failure, policy: Policy) -> bool:
-    """Return whether an error is never retried, even if `on` names it (ADR 0005, 0036)."""
-    return isinstance(error, UsageError) or forbids_retry(failure, policy)
-
-
 def _covers_nothing(error: Exception, failure: Failure, policy: Policy) -> bool:
-    """Return whether an error is not retried although `on` covers it.
+    """Return whether an error is never retried, even if `on` covers it (ADR 0005, 0036).
 
-    The failure of a durable step is retried only if `on` names it: the step has used its own attempts, and a
-    new call of it is a new run with as many again (ADR 0045).
+    Also the failure of a durable step: it has used its own attempts, and a new call of it would be a new run
+    with as many again (ADR 0045).
     """
     is_step = isinstance(error, StepFailed) and error.run is not None
-    return is_step or _is_forbidden(error, failure, policy)
+    return is_step or isinstance(error, UsageError) or forbids_retry(failure, policy)
 
 
 def _covers_by_class(on: str, policy: Policy) -> Callable[[Exception, Failure], bool]:

@@ -58,7 +58,8 @@ def _fail_attempt(plan: StepPlan, outcome: AttemptOutcome, error: Exception, now
         decision, also = payment.decision, (*also, *payment.also)
         if payment.budget_debt:
             head = head._replace(record=head.record._replace(budget_debt=payment.budget_debt))
-    if plan.halts:
+    # What `on=` or `until=` of the step retries does not halt its pipeline.
+    if plan.halts and decision.situation.verdict != "RETRYABLE":
         also = (*also, *(yield from halt_pipeline(plan, run, failure, now)))
     if decision.situation.verdict == "UNKNOWN":
         answer = (yield AskReconcile(head)) if plan.has_reconcile else UNKNOWN

@@ -32,8 +32,10 @@ class CallDuringImport(UsageError):
     module: Any = None
 
 
-def refuse_call(step: str) -> None:
+def refuse_during_import(step: str) -> None:
     """Raise `CallDuringImport` for a call that a module makes while a command imports it."""
+    if not IMPORTING:
+        return
     name = IMPORTING[-1]
     refusal = CallDuringImport(
         f"{step} was called while a command imported {name}; nothing was run. Put the lines of {name} that "

@@ -35,17 +35,16 @@ from oncemore.steps.attempt import CURRENT
 from oncemore.steps.call import PreparedCall
 from oncemore.steps.call_operations import CALL_OPERATIONS
 from oncemore.steps.context import CONTEXT, compute_deadlines
-from oncemore.steps.current_attempt import check_not_recursive, current_key
+from oncemore.steps.current_attempt import current_key, find_outer_start
 from oncemore.steps.entered_engine import ENTERED_ENGINES
 from oncemore.steps.history import find_opening
-from oncemore.steps.importing import IMPORTING, refuse_call
+from oncemore.steps.importing import refuse_during_import
 from oncemore.steps.keys import input_hash
 from oncemore.steps.ops import AttemptTerms
 from oncemore.steps.perform import run_call, run_call_async
 from oncemore.steps.plan import StepPlan, build_plan, describe_and_throttle
 from oncemore.steps.run import Run
 from oncemore.steps.signature import mark_coroutine_function
-from oncemore.steps.stored_failure import find_outer_start
 from oncemore.workers.poll import ResumedCall
 
 if TYPE_CHECKING:
@@ -133,10 +132,7 @@ class StepCalls(Generic[P, R]):
         call.engine, call.store, call.make_terms = engine, store, self._make_terms
         call.args, call.kwargs, call.counted, call.inputs, call.tenant = args, kwargs, counted, inputs, tenant
         call.cfg_hash = options.fixed_cfg_hash or options.config_hash()
-        attempt = CURRENT.get()
-        if attempt is not None:
-            check_not_recursive(options.name, call.entity)
-            call.outer_start = find_outer_start(attempt)
+        call.outer_start = find_outer_start(options.name, call.entity)
         if now:
             call.deadline, call.give_up = compute_deadlines(
                 options.policy.total_timeout_s, context.deadline, now
@@ -235,8 +231,7 @@ class StepCalls(Generic[P, R]):
         call: PreparedCall | None = None,
     ) -> Any:
         """Run a call in this thread; `decision` makes the script of an operator's decision before it."""
-        if IMPORTING:
-            refuse_call(self.name)
+        refuse_during_import(self.name)
         call = call or self._prepare_call(args, kwargs, guess=True)
         end = transitions.end_if_complete(call.plan, call, call.head)
         if end is not None and decision is None:
@@ -261,8 +256,7 @@ class StepCalls(Generic[P, R]):
         call: PreparedCall | None = None,
     ) -> Any:
         """Run a call in this task; like `_call_sync`."""
-        if IMPORTING:
-            refuse_call(self.name)
+        refuse_during_import(self.name)
         call = call or self._prepare_call(args, kwargs, guess=True)
         end = transitions.end_if_complete(call.plan, call, call.head)
         if end is not None and decision is None:
@@ -308,8 +302,7 @@ class StepCalls(Generic[P, R]):
 
     def _run_script(self, call: PreparedCall, script: Script) -> Any:
         """Run the script of an operator and return the run; to be awaited if the step is async."""
-        if IMPORTING:
-            refuse_call(self.name)
+        refuse_during_import(self.name)
         return self._run_script_async(call, script) if self._is_async else self._run_script_sync(call, script)
 
     def _run_script_sync(self, call: PreparedCall, script: Script) -> Run[Any]:

@@ -12,7 +12,7 @@ from oncemore.config import SQLITE
 from oncemore.errors import UsageError
 from oncemore.open_engine import find_engine
 from oncemore.steps.history import find_opening
-from oncemore.steps.importing import IMPORTING, refuse_call
+from oncemore.steps.importing import refuse_during_import
 from oncemore.steps.keys import parse_duration
 
 if TYPE_CHECKING:
@@ -58,8 +58,7 @@ def map_items(step: AnyStep, items: Iterable[Any], limits: MapLimits, executor: 
     from oncemore.workers.map_items import MapItem
 
     # Checked here: an item would record the refusal of its call as its own outcome.
-    if IMPORTING:
-        refuse_call(step.name)
+    refuse_during_import(step.name)
     max_concurrency, unpack, progress, max_wait = limits
     is_number = isinstance(max_concurrency, int) and not isinstance(max_concurrency, bool)
     if not is_number or not 1 <= max_concurrency <= MAX_CONCURRENCY:

@@ -16,16 +16,18 @@ The error of a stored failure says since when it is stored, that nothing was run
 
 from __future__ import annotations
 
-from inspect import signature
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 from oncemore._redact import describe_value, hide_credentials
+from oncemore.errors import Cancelled
 from oncemore.steps import refusals
 from oncemore.steps.signature import module_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from oncemore.log.record import LoadedHead, RunRecord
-    from oncemore.steps.attempt import RunningAttempt
     from oncemore.steps.call import PreparedCall
     from oncemore.steps.plan import StepPlan
 
@@ -33,17 +35,6 @@ if TYPE_CHECKING:
 MAX_ARGUMENT_LENGTH = 60
 #: Stands for a value that the log does not store.
 _OPEN = object()
-
-
-def find_outer_start(attempt: RunningAttempt | None) -> float:
-    """Return when the oldest run around a call was created; 0 if the call is not made inside a run."""
-    starts = []
-    while attempt is not None:
-        # A task may outlive the attempt that started it; then it is a caller of its own.
-        if not attempt.over:
-            starts.append(attempt.head.record.created_at)
-        attempt = attempt.parent
-    return min(starts, default=0.0)
 
 
 def begins_new_run(plan: StepPlan, call: PreparedCall, run: RunRecord, failed_at: float) -> bool:
@@ -70,42 +61,52 @@ def build_stored_failure(
 ) -> Exception:
     """Return the error of a failure that was recorded before this call."""
     failure = refusals.run_failed(plan, head, None, record)
-    text = (
-        f"{failure.args[0]}. This failure is stored since {refusals.format_utc(failed_at)}, and nothing was "
-        f"run now; to run it again: {_format_call(plan, call)}"
-    )
-    command = _format_command(plan, call, head.record.run_id)
-    failure.args = (f"{text}, or {command}" if command else text, *failure.args[1:])
+    # Its message says already that a person ended the run, and how to begin a new one.
+    if isinstance(failure, Cancelled):
+        return failure
+    since = f"This failure is stored since {refusals.format_utc(failed_at)}, and nothing was run now"
+    ways = ", or ".join(_list_ways(plan, call, head.record.run_id))
+    text = f"{failure.args[0]}. {since}{f'; to run it again: {ways}' if ways else ''}"
+    failure.args = (text, *failure.args[1:])
     return failure
+
+
+def _list_ways(plan: StepPlan, call: PreparedCall, run_id: str) -> Iterator[str]:
+    """Yield the call and the command that run the work again, as far as there are such."""
+    # A function of this package (a program, an endpoint) is called by its command or its client.
+    if module_of(plan.function).partition(".")[0] != "oncemore":
+        yield _format_call(plan, call)
+        # A local function cannot be imported, and a withheld argument is not in the log.
+        is_local = "<" in getattr(plan.function, "__qualname__", "<")
+        if not (call.withheld or is_local or call.engine.url == "memory:"):
+            store = hide_credentials(call.engine.url)
+            yield f"oncemore rerun {module_of(plan.function)} --run {run_id} --store {store} --reason '…'"
 
 
 def _format_call(plan: StepPlan, call: PreparedCall) -> str:
     """Return the call that runs the work again; values that the log does not store are left open."""
     parameters = [each for each in signature(plan.function).parameters.values() if each.name != "self"]
-    # Values before *args have no names in a call.
-    is_positional = any(each.kind is each.VAR_POSITIONAL and call.counted.get(each.name) for each in parameters)
-    arguments: list[str] = []
-    for each in parameters:
-        value = call.counted.get(each.name, _OPEN)
-        if each.kind is each.VAR_POSITIONAL:
-            arguments += map(_format_value, () if value is _OPEN else value)
-        elif each.kind is each.VAR_KEYWORD:
-            arguments += [f"{name}={_format_value(one)}" for name, one in ({} if value is _OPEN else value).items()]
-        elif value is not _OPEN or each.name in call.withheld or each.default is each.empty:
-            has_name = not (each.kind is each.POSITIONAL_ONLY or (is_positional and each.kind is not each.KEYWORD_ONLY))
-            arguments.append(f"{each.name}={_format_value(value)}" if has_name else _format_value(value))
+    # Values in front of *args have no names in a call.
+    takes_more = any(each.kind is each.VAR_POSITIONAL and call.counted.get(each.name) for each in parameters)
+    arguments = [text for each in parameters for text in _format_argument(each, call, takes_more)]
     function = getattr(plan.function, "__name__", plan.name)
     return f"{function}.rerun({', '.join([*arguments, 'reason=…'])})"
 
 
+def _format_argument(parameter: Parameter, call: PreparedCall, takes_more: bool) -> Iterator[str]:
+    """Yield a parameter of the call with its value; *args and **kwargs are several or none."""
+    name, kind = parameter.name, parameter.kind
+    if kind is Parameter.VAR_POSITIONAL:
+        yield from map(_format_value, call.counted.get(name, ()))
+    elif kind is Parameter.VAR_KEYWORD:
+        yield from (f"{key}={_format_value(value)}" for key, value in call.counted.get(name, {}).items())
+    elif name in call.counted or name in call.withheld:
+        text = _format_value(call.counted.get(name, _OPEN))
+        is_positional = kind is Parameter.POSITIONAL_ONLY or (
+            takes_more and kind is Parameter.POSITIONAL_OR_KEYWORD
+        )
+        yield text if is_positional else f"{name}={text}"
+
+
 def _format_value(value: Any) -> str:
     return "…" if value is _OPEN else describe_value(value, MAX_ARGUMENT_LENGTH)
-
-
-def _format_command(plan: StepPlan, call: PreparedCall, run_id: str) -> str:
-    """Return the command that runs the work again; empty if no other process can."""
-    is_local = "<" in getattr(plan.function, "__qualname__", "<")
-    if call.withheld or is_local or call.engine is None or call.engine.url == "memory:":
-        return ""
-    store = hide_credentials(call.engine.url)
-    return f"oncemore rerun {module_of(plan.function)} --run {run_id} --store {store} --reason '…'"

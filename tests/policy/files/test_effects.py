@@ -456,7 +456,7 @@ ROWS: dict[str, Callable[[Path], None]] = {
             f"{BASE}on_non_retryable: [quarantine]\n",
         ),
     ),
-    "after_failure": Change("after_failure: new_run\n", calls_of_failed_work, 2),
+    "after_failure": Change("after_failure: raise\n", calls_of_failed_work, 1),
     "circuit_breaker": Change("circuit_breaker: {max_failures: 2}\n", of_step("_provider_rules.failures"), 2),
     "circuit_breaker.max_failures": in_section(
         "circuit_breaker", "max_failures: 9", of_step("_provider_rules.failures"), 9, "  cooldown_sec: 1\n"
