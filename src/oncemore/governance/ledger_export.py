@@ -23,6 +23,7 @@ import os
 import secrets
 from base64 import b64encode
 from hashlib import sha256
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -135,9 +136,7 @@ def _write_lines(engine: Engine, file: BinaryIO, order: LogOrder, with_bodies: b
     size = 0
     records: set[bytes] = set()
     needed: set[bytes] = set()
-    for item in read_in_order(engine.store, order):
-        if size == newest.size:
-            break
+    for item in islice(read_in_order(engine.store, order), newest.size):
         if isinstance(item, bytes):
             needed.add(order.removed[size].recorded_in)
             line = _encode({"type": "removed", "hash": item.hex()})

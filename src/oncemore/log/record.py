@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from oncemore._values import Value, make
 from oncemore.control.model import Approval, SwitchBoard
+from oncemore.governance.checkpoint_record import CheckpointRecord
 from oncemore.limits.cooldown_rules import ResourceRecord
 from oncemore.limits.queue_rules import QueueSlot
 from oncemore.policy.model import check_transition
@@ -65,12 +66,10 @@ class RunRecord(Value):
     cancelled_at         time at which a caller asked for no further attempt; 0: not cancelled
     failure_counted      whether the failure has counted against its provider (`limits.breaker_rules`)
     budget_debt          retry-budget tokens that the next attempt costs and that were missing; 0: none
-    expected_duration_s  duration of the longest failed attempt of this run, if it took a second or more;
-                         0: not known
+    expected_duration_s  duration of its longest failed attempt, if that took a second or more; 0: not known
     crash_count          attempts of this run that were lost with their process
     max_crashes          limit of crash_count; 0: lost and interrupted attempts stay in attempt_count
-    traceparent          trace context (W3C) of the process that opened the run; empty: it had no tracing
-    last_traceparent     the same of the last process that claimed it, if that is another trace
+    traceparent          W3C trace context of the run's opening; last_traceparent: of its last claim, if another
     """
 
     state: State = "PENDING"
@@ -184,8 +183,7 @@ class MaintenanceRecord(Value):
 
     state      OPEN while it runs, then DONE; a task that stays OPEN was killed and is safe to repeat
     task       prune, erase, backup, import or restore
-    run_count  number of runs that it changed, known at its end
-    worker     name of the worker that runs it
+    run_count  number of runs that it changed, known at its end; `worker` runs it
     """
 
     state: str = "OPEN"
@@ -290,10 +288,7 @@ class QuotaRecord(Value):
 
 
 class StoreSecret(Value):
-    """The secret of a store (`programs.store_secret`); the body has its bytes, so that a codec encrypts them.
-
-    state  always ACTIVE: it is created once and never replaced
-    """
+    """The secret of a store, created once (`programs.store_secret`); the body has its bytes, for a codec."""
 
     state: str = "ACTIVE"
     created_at: float = 0.0
@@ -320,10 +315,7 @@ class RecordedPolicy(Value):
 class AcceptedPolicy(Value):
     """The highest version of a governed policy that a store has accepted (`governance.accepted_policies`).
 
-    state      always ACCEPTED
-    digest     SHA-256 of the bytes of the file
-    signature  who signed it, as in `Profile.signature`
-    content    everything in the file that decides, by dotted field path
+    content  everything in the file that decides, by dotted field path
     """
 
     state: str = "ACCEPTED"
@@ -334,27 +326,6 @@ class AcceptedPolicy(Value):
     signature: str = ""
     content: dict[str, Any] = {}  # noqa: RUF012 - never changed in place
     source: str = ""
-
-
-class CheckpointRecord(Value):
-    """The last checkpoint of the log (`governance.checkpoints`).
-
-    state            always SIGNED
-    origin           the name of the log, chosen with the first checkpoint
-    size             number of entries that the checkpoint covers
-    last_seq         the highest `seq` among them: the next checkpoint continues after it
-    arrival_version  version of the entry of the switches that completed the last move of the log; 0: none
-    subtree_roots    roots of the complete subtrees of the Merkle tree, in base64, separated by spaces
-    note             the signed text; in the header, so that it is never pruned or encrypted
-    """
-
-    state: str = "SIGNED"
-    origin: str = ""
-    size: int = 0
-    last_seq: int = 0
-    arrival_version: int = 0
-    subtree_roots: str = ""
-    note: str = ""
 
 
 Entity = (
