@@ -65,12 +65,10 @@ class RunRecord(Value):
     cancelled_at         time at which a caller asked for no further attempt; 0: not cancelled
     failure_counted      whether the failure has counted against its provider (`limits.breaker_rules`)
     budget_debt          retry-budget tokens that the next attempt costs and that were missing; 0: none
-    expected_duration_s  duration of the longest failed attempt of this run, if it took a second or more;
-                         0: not known
+    expected_duration_s  duration of its longest failed attempt, if that took a second or more; 0: not known
     crash_count          attempts of this run that were lost with their process
     max_crashes          limit of crash_count; 0: lost and interrupted attempts stay in attempt_count
-    traceparent          trace context (W3C) of the process that opened the run; empty: it had no tracing
-    last_traceparent     the same of the last process that claimed it, if that is another trace
+    traceparent          W3C trace context of its opening; last_traceparent: of its last claim, if another
     """
 
     state: State = "PENDING"
