@@ -40,7 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("limits", "artifacts"),
     ("retries", "steps"),
     (
-        *("backoff", "control", "http", "inbox", "jitter", "maintenance", "messaging"),
+        *("backoff", "control", "governance", "http", "inbox", "jitter", "maintenance", "messaging"),
         *("open_engine", "outbox", "telemetry", "workers", "workflows"),
     ),
     (PACKAGE,),
@@ -63,6 +63,7 @@ UPWARD: dict[tuple[str, str], str] = {
     ("audit", "retries"): "the recorder listens to the retry loop",
     ("audit", "messaging"): "the spool writes the same message envelope",
     ("steps", "control"): "a step asks for switches and approvals before it begins",
+    ("steps", "governance"): "the gate is asked before every attempt, and a store remembers policy versions",
     ("steps", "workers"): "`Step.map` and `Step.submit` hand runs to workers",
     ("steps", "maintenance"): "the engine offers backup, prune and erase as methods",
     ("steps", "open_engine"): "a step finds its engine in the settings",
@@ -88,6 +89,7 @@ PURE_FILES = {
     ),
     *("oncemore.limits.breaker_rules", "oncemore.limits.concurrency_rules", "oncemore.limits.cooldown_rules"),
     *("oncemore.limits.rate_rules", "oncemore.control.model", "oncemore.log.record"),
+    "oncemore.governance.dataset_model",
     *("oncemore.maintenance.lineage", "oncemore.maintenance.retention_rules"),
     *("oncemore.workers.map_items", "oncemore.workers.turns"),
 }

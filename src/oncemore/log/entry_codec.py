@@ -18,6 +18,7 @@ import msgspec
 from oncemore._values import make
 from oncemore.control.model import Approval, SwitchBoard
 from oncemore.errors import StoreError
+from oncemore.governance.dataset_model import DatasetRecord, EscalationRecord
 from oncemore.limits.cooldown_rules import ResourceRecord
 from oncemore.log.encryption import EMPTY, decrypt_bytes
 from oncemore.log.group_commit import InterruptShield
@@ -280,6 +281,10 @@ def build_index(state: Entity) -> HeadIndex:
         return HeadIndex("secret", state.state)
     if type(state) is RecordedPolicy:
         return HeadIndex("policy", state.state, None, state.name)
+    if type(state) is DatasetRecord:
+        return HeadIndex("dataset", state.state, dataset=state.dataset_id)
+    if type(state) is EscalationRecord:
+        return HeadIndex("escalation", state.state, state.opened_at, state.step, dataset=state.dataset)
     assert type(state) is ArtifactRecord
     # The due column holds the creation time, so that listing artifacts by time reads no bodies.
     return HeadIndex("artifact", state.state, state.created_at, state.step)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from oncemore._values import Value, make
 from oncemore.control.model import Approval, SwitchBoard
+from oncemore.governance.dataset_model import DatasetRecord, EscalationRecord
 from oncemore.limits.cooldown_rules import ResourceRecord
 from oncemore.policy.model import check_transition
 
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     WorkflowMark = Literal["JOURNAL", "SIGNAL"]
     EventMark = Literal["SENDING", "DELIVERED", "DEAD"]
     OtherMark = Literal["MAINTENANCE", "LEASE", "JOB", "RESOURCE", "BREAKER", "QUOTA", "SECRET", "POLICY"]
-    Mark = StateMark | RunMark | WorkflowMark | EventMark | OtherMark | Literal["CONTROL", "APPROVAL"]
+    ControlMark = Literal["CONTROL", "APPROVAL", "DATASET"]
+    Mark = StateMark | RunMark | WorkflowMark | EventMark | OtherMark | ControlMark
     State_ = TypeVar("State_", bound="Entity")
 
 #: Number of the stored format; it is part of every header and head.
@@ -68,6 +70,7 @@ class RunRecord(Value):
     max_crashes          limit of crash_count; 0: lost and interrupted attempts stay in attempt_count
     traceparent          trace context (W3C) of the process that opened the run; empty: it had no tracing
     last_traceparent     the same of the last process that claimed it, if that is another trace
+    masking              highest level at which an attempt of the key has masked its data
     """
 
     state: State = "PENDING"
@@ -108,6 +111,7 @@ class RunRecord(Value):
     max_crashes: int = 0
     traceparent: str = ""
     last_traceparent: str = ""
+    masking: int = 0
 
 
 class WorkerRecord(Value):
@@ -328,6 +332,8 @@ Entity = (
     | Approval
     | StoreSecret
     | RecordedPolicy
+    | DatasetRecord
+    | EscalationRecord
 )
 #: All kinds of records.
 KINDS: Final[tuple[type[Any], ...]] = Entity.__args__

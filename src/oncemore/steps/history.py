@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from oncemore._values import Value
 from oncemore.control.model import Approval, SwitchBoard
 from oncemore.errors import IllegalTransition, StoreError
+from oncemore.governance.dataset_model import DatasetRecord, EscalationRecord
 from oncemore.limits.cooldown_rules import ResourceRecord
 from oncemore.log.entry_codec import decode_header, hash_entry, read_body
 from oncemore.log.record import (
@@ -53,6 +54,8 @@ KINDS: dict[str, Any] = {
     "resource": ResourceRecord,
     "secret": StoreSecret,
     "policy": RecordedPolicy,
+    "dataset": DatasetRecord,
+    "escalation": EscalationRecord,
 }
 #: The name of a mark in an export (WAL-4).
 RECORDS = {

@@ -2,7 +2,7 @@
 
 LoadHead(entity, kind)      read the head of an entity                     → LoadedHead
 ReserveWorker(policy…)      reserve this process's worker for an attempt   → AttemptTerms
-AskPermission(steps, …)     read switches and approvals                    → Permission
+AskPermission(steps, …)     read switches, approvals and datasets          → Permission
 PrepareSubmission(policy…)  terms of a run that a worker will make         → AttemptTerms without a worker
 LoadPolicy(name)            the policy that a run began with               → Policy, or None: not in the log
 LoadBreaker(entity)         the breaker's head; it may be cached           → LoadedHead
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from oncemore.artifacts.artifact import Artifact
     from oncemore.control.model import Approval
     from oncemore.events import ProcessEvent
+    from oncemore.governance.dataset_model import DatasetRecord
     from oncemore.log.record import ArtifactRecord, EventRecord, RecordChange
     from oncemore.log.store import StoreTransaction
     from oncemore.policy.policy import Policy
@@ -120,6 +121,7 @@ class AskPermission(NamedTuple):
     steps   the names of its step
     entity  the entity that must be approved; empty if the attempt needs no approval
     begins  False for a submission: a switch does not stop it, a log that has moved does
+    datasets   the ids of the datasets that the attempt works on
     """
 
     steps: tuple[str, ...]
@@ -127,6 +129,7 @@ class AskPermission(NamedTuple):
     entity: str = ""
     begins: bool = True
     pipeline: str = ""
+    datasets: tuple[str, ...] = ()
 
 
 class Permission(NamedTuple):
@@ -137,7 +140,8 @@ class Permission(NamedTuple):
     name      the switch that is on, or the address that the log has moved to
     details   actor, reason and time of the switch
     approval  the approval of its key, if there is one
-    error     the error of reading switches and approvals
+    error     the error of reading switches, approvals and datasets
+    datasets  the datasets of the attempt; None in the place of one that is not registered
     """
 
     guards: Mapping[str, int]
@@ -146,6 +150,7 @@ class Permission(NamedTuple):
     details: Mapping[str, Any] = {}
     approval: Approval | None = None
     error: Exception | None = None
+    datasets: tuple[DatasetRecord | None, ...] = ()
 
 
 class LoadBreaker(NamedTuple):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from oncemore.artifacts.artifact import check_name
 from oncemore.config import POLICY_REQUIRED
 from oncemore.errors import UsageError
+from oncemore.governance.dataset_model import MAX_MASKING_LEVEL
 from oncemore.limits.cooldown_rules import Cooldown, resource_of, schedule_for
 from oncemore.limits.cooldown_step import CooldownCall
 from oncemore.limits.declarations import resolve_breaker, resolve_rate
@@ -48,7 +49,7 @@ OPTION_DEFAULTS: dict[str, Any] = {
     "total_timeout": None, "if_running": "wait", "not_applied": (), "reconcile": None, "provider": None,
     "breaker": None, "rate": None, "budget": None, "dataset": None, "priority": None, "retain_for": None,
     "artifact": None, "cooldown": None, "requires_approval": False, "pipeline": None,
-    "attempts": None, "max_crashes": None,
+    "attempts": None, "max_crashes": None, "operation": None, "masking": None,
 }  # fmt: skip
 
 
@@ -57,7 +58,7 @@ class StepOptions:
 
     keys       computes the keys of calls
     arguments  reads the arguments of recorded calls
-    dataset, provider   the option as given: a name, a function of the arguments, or None
+    dataset, provider, masking   the option as given: a value, a function of the arguments, or None
     """
 
     def __init__(self, function: Callable[..., Any], **arguments: Any) -> None:
@@ -93,6 +94,12 @@ class StepOptions:
         self._version, self._config = _check_text("version", options["version"]), options["config"]
         self.fixed_cfg_hash = "" if callable(self._config) else cfg_hash(self._version, self._config)
         self.dataset, self.provider = options["dataset"], options["provider"]
+        self.operation = normalize_name(_check_text("operation", options["operation"] or self.name))
+        self.masking = options["masking"]
+        if self.masking is not None and not callable(self.masking):
+            check_masking(self.masking)
+        #: Whether calls have a dataset or a masking level, which the gate compares.
+        self.is_gated = self.dataset is not None or self.masking is not None
         self._resolve_limits(settings, options)
         self.uses_clock = self.keys.uses_clock or self.policy.total_timeout_s is not None
 
@@ -135,6 +142,10 @@ class StepOptions:
     def dataset_of(self, args: Args, kwargs: Kwargs) -> str:
         """Return the dataset of a call."""
         return _evaluate_name(self.dataset, args, kwargs)
+
+    def masking_of(self, args: Args, kwargs: Kwargs) -> int:
+        """Return the level at which a call masks its data."""
+        return 0 if self.masking is None else check_masking(evaluate_option(self.masking, args, kwargs))
 
     def provider_of(self, args: Args, kwargs: Kwargs) -> str:
         """Return the provider of a call."""
@@ -280,6 +291,14 @@ def _error_fingerprint(provider: str, step: str, error: dict[str, Any]) -> str:
 
     failure = Failure(error.get("kind", "permanent"), code=error.get("code", ""))
     return compute_fingerprint(failure, error.get("message", ""), provider, step)
+
+
+def check_masking(level: Any) -> int:
+    """Return a masking level; refuse anything but a whole number from 0 to 100."""
+    # bool is a subclass of int, and True would pass as level 1.
+    if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level <= MAX_MASKING_LEVEL:
+        raise UsageError(f"masking is {level!r:.80}; it takes a whole number from 0 to {MAX_MASKING_LEVEL}")
+    return level
 
 
 def _check_bool(option: str, value: Any) -> bool:

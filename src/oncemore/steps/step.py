@@ -130,6 +130,8 @@ class StepCalls(Generic[P, R]):
         call.engine, call.store, call.make_terms = engine, store, self._make_terms
         call.args, call.kwargs, call.counted, call.inputs, call.tenant = args, kwargs, counted, inputs, tenant
         call.cfg_hash = options.fixed_cfg_hash or options.config_hash()
+        if options.is_gated:
+            call.dataset, call.masking = options.dataset_of(args, kwargs), options.masking_of(args, kwargs)
         if CURRENT.get() is not None:
             check_not_recursive(options.name, call.entity)
         if now:
@@ -210,7 +212,7 @@ class StepCalls(Generic[P, R]):
             seed=_choose_seed(options.policy, call.entity),
             tenant=call.tenant,
             correlation_id=context.correlation_id or run_id,
-            dataset="" if options.dataset is None else options.dataset_of(call.args, call.kwargs),
+            dataset=call.dataset,
             priority=options.priority,
             retain_s=options.retain_s,
             provider="" if options.provider is None else options.provider_of(call.args, call.kwargs),
@@ -345,6 +347,8 @@ class StepCalls(Generic[P, R]):
             deadline=run.deadline, tenant=run.tenant, recorded=(run.run_id, opening["arguments"]),
             parent=opening.get("parent", ""),
         )  # fmt: skip
+        if options.is_gated:
+            call.dataset, call.masking = options.dataset_of(args, kwargs), options.masking_of(args, kwargs)
         self._check_original(call)
         self._use_cooldown(call)
         return ResumedCall(call, flow.run_step(call.plan, call, head), opening.get("actor", ""))
