@@ -333,6 +333,8 @@ oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
         "quarantine": "quarantine:quarantine",
         "switch": "control:switch",
         "approve": "control:approve",
+        "dataset": "datasets:dataset",
+        "escalations": "escalations:escalations",
         "breakers": "limits:breakers",
         "resources": "limits:resources",
         "cooldowns": "cooldowns:cooldowns",

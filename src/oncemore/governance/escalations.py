@@ -34,9 +34,11 @@ from oncemore.governance.dataset_model import (
 from oncemore.log.entry_codec import build_write, decode_head, load_head, read_body
 from oncemore.log.record import NOWHERE, LoadedHead, RecordChange, RunRecord
 from oncemore.log.store import HeadQuery, Stored
+from oncemore.maintenance.erase import find_run
 from oncemore.maintenance.tasks import resolve_actor
 from oncemore.steps.history import fold_entries
 from oncemore.steps.run import Run
+from oncemore.steps.transitions import add_escalation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -235,6 +237,37 @@ class Escalations:
             run_state="" if run is None else run.state,
             held_for="" if run is None else run.held_for,
         )
+
+    def open(self, run: str | Run[Any], *, reason: str, by: str | None = None) -> Escalation:
+        """Open an escalation about a failed or quarantined run, which a person finds to need one (GOV-9).
+
+        It is a CARE_ESCALATION if the dataset of the run is sensitive, else a TICKET.
+        """
+        text, actor, engine = check_reason(reason), resolve_actor(by), self._engine
+        entity = find_run(engine, run).entity
+        head, now = load_head(engine.store, entity, engine.cipher), engine.now()
+        state: RunRecord = head.record
+        if state.state != "HARD_FAIL" and not state.held_for:
+            raise UsageError(
+                f"{state.step} {state.run_id} is {state.state}; only a failed or quarantined run is escalated"
+            )
+        # The entry repeats the error of the last one: it is the last one now, where later callers look.
+        body = {
+            **_read_opening(engine, entity, state.failure_version or head.version),
+            "decision": {"action": "escalate", "reason": text, "actor": actor},
+        }
+        after = state if state.held_for else state._replace(failure_version=head.version + 1)
+        change = RecordChange(("DECISION", "ESCALATION"), state, after, add_escalation(body, state, now))
+        change, opened = add_escalation_write(engine, entity, head.version, change, governed=True)
+        writes = [
+            build_write(each.entity, each.version, each.hash, new_change, now, engine.cipher)
+            for each, new_change in ((head, change), *opened)
+        ]
+        if not isinstance(append_if_not_moved(engine, entity, writes), Stored):
+            raise stale_decision(entity, "it was changed in this very moment")
+        (opened_head, opening), *_ = opened
+        assert type(opening.after) is EscalationRecord
+        return _make_escalation(opened_head.entity, opening.after)
 
     def acknowledge(self, escalation: str | Escalation, *, reason: str, by: str | None = None) -> Escalation:
         """Record the decision of a named person about an escalation."""
