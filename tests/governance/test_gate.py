@@ -152,7 +152,9 @@ def test_a_label_changed_during_a_delay_stops_the_next_attempt(
 
     def poll(item: int) -> str:
         calls.append(item)
-        engine.datasets.label("survey", care_label="Restricted · Council only", reason="letter 17", by="steward")
+        engine.datasets.label(
+            "survey", care_label="Restricted · Council only", reason="letter 17", by="steward"
+        )
         raise TransientError("try again")
 
     async def poll_async(item: int) -> str:

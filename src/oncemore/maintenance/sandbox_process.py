@@ -136,7 +136,8 @@ def _register_datasets(engine: Engine, datasets: list[dict[str, Any]]) -> None:
 
 def _read_result(engine: Engine, run: Any) -> dict[str, Any]:
     if run.status != "COMPLETE":
-        error = run.error or {}
+        # A run that the gate has refused is held: its item has the error.
+        error = run.error or next((item.error for item in engine.quarantine.list()), {})
         return {"fault": f"it ended as {run.status}: {error.get('type', '')}: {error.get('message', '')}"}
     for entry in engine.store.read_entries(f"run/{run.key}"):
         if "COMMIT" in decode_header(entry.header).marks and entry.body is not None:
