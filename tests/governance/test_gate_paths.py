@@ -18,12 +18,15 @@ from tests.governance.gated_work import (
     block,
     change_config,
     first_call,
+    make_unreachable,
     retry,
+    revoke_approval,
     worker,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from oncemore.steps.engine import Engine
 
@@ -57,17 +60,22 @@ APPROVAL_TABLE = [
 
 @pytest.mark.parametrize("deny", DATASET_DENIALS, ids=lambda deny: deny.__name__)
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.__name__)
-def test_no_path_leads_around_a_dataset_that_denies(
-    engine: Engine, path: Any, deny: Callable[..., Any]
-) -> None:
-    assert count_attempts(engine, path, deny, approval=False) == 0
+def test_no_path_leads_around_a_dataset_that_denies(path: Any, deny: Callable[..., Any]) -> None:
+    with oncemore.open("memory:") as engine:
+        assert count_attempts(engine, path, deny, approval=False) == 0
 
 
 @pytest.mark.parametrize(("path", "deny"), APPROVAL_TABLE)
-def test_no_path_leads_around_an_approval_that_does_not_hold(
-    engine: Engine, path: Any, deny: Callable[..., Any]
-) -> None:
-    assert count_attempts(engine, path, deny, approval=True) == 0
+def test_no_path_leads_around_an_approval_that_does_not_hold(path: Any, deny: Callable[..., Any]) -> None:
+    with oncemore.open("memory:") as engine:
+        assert count_attempts(engine, path, deny, approval=True) == 0
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.__name__)
+def test_no_path_leads_around_the_gate_in_sqlite(tmp_path: Path, path: Any) -> None:
+    for number, deny in enumerate((block, make_unreachable, revoke_approval)):
+        with oncemore.open(tmp_path / f"{number}.db") as engine:
+            assert count_attempts(engine, path, deny, approval=deny is revoke_approval) == 0
 
 
 @pytest.mark.parametrize("approval", [False, True], ids=["dataset", "approval"])

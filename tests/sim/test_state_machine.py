@@ -50,7 +50,11 @@ from tests.sim.test_bug_bank import BUGS
 
 DELAY_S, INLINE_S, ATTEMPTS = 100.0, 60.0, 3
 POLICY = Policy(
-    "model", max_attempts=ATTEMPTS, max_crashes=None, schedule=Schedule("fixed", delays=(DELAY_S,)), jitter=Jitter("none")
+    "model",
+    max_attempts=ATTEMPTS,
+    max_crashes=None,
+    schedule=Schedule("fixed", delays=(DELAY_S,)),
+    jitter=Jitter("none"),
 )
 TURNS = ("ok", "transient", "transient after", "permanent", "refused")
 
