@@ -183,8 +183,8 @@ def lose_attempt(work: GatedWork) -> None:
 
 
 PATHS = [
-    first_call, first_async_call, retry, submitted_run, worker, recovery, recovery_by_worker, release, requeue,
-    rerun, new_run, map_items, workflow_step,
+    first_call, first_async_call, retry, submitted_run, worker, recovery, recovery_by_worker, release,
+    requeue, rerun, new_run, map_items, workflow_step,
 ]  # fmt: skip
 
 

@@ -271,7 +271,7 @@ def test_a_blocked_dataset_is_not_processed_by_retry_or_rerun(engine: Engine, cl
         lambda: engine.quarantine.rerun(held, by="operator", reason="once more"),
         lambda: engine.quarantine.release(held, by="operator", reason="once more"),
     ):
-        with pytest.raises(NotPermitted, match="is blocked .*oncemore dataset release") as refused:
+        with pytest.raises(NotPermitted, match=r"is blocked .*oncemore dataset release") as refused:
             decide()
         assert refused.value.reason == "GOVERNANCE_BLOCKED"
     assert calls == [1, 2]
@@ -331,9 +331,9 @@ def test_a_retry_with_a_lower_level_is_refused(engine: Engine, clock: FakeClock)
 
 @pytest.mark.parametrize("level", [-1, 101, 1.5, True, "2"])
 def test_a_masking_level_is_checked(engine: Engine, level: Any) -> None:
-    with pytest.raises(UsageError, match="masking is .*; it takes a whole number from 0 to 100"):
+    with pytest.raises(UsageError, match=r"masking is .*; it takes a whole number from 0 to 100"):
         make_step(masking=level)
-    with pytest.raises(UsageError, match="masking is .*; it takes a whole number from 0 to 100"):
+    with pytest.raises(UsageError, match=r"masking is .*; it takes a whole number from 0 to 100"):
         make_step(masking=lambda item: level)(1)
     assert calls == []
 
@@ -395,7 +395,7 @@ def test_a_failure_on_sensitive_data_waits_for_a_decision(
         lambda: work.rerun(1, reason="repaired"),
         lambda: engine.erase(run.key, reason="tidy"),
     ):
-        with pytest.raises((Quarantined, UsageError), match="sensitive data.*oncemore escalations ack"):
+        with pytest.raises((Quarantined, UsageError), match=r"sensitive data.*oncemore escalations ack"):
             again()
     clock.advance(3600)
     assert engine.prune(older_than=60.0).kept_runs.get("in_review") == 1

@@ -141,18 +141,17 @@ def test_a_hold_without_a_proof_and_a_result_without_its_duration_are_found(engi
     assert rules(engine) == ["proof_missing", "telemetry_missing"]
 
 
-def test_the_command_prints_one_line_for_each_finding(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from oncemore.__main__ import main
+def test_the_command_prints_one_line_for_each_finding(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from click.testing import CliRunner
+
+    from oncemore.cli.commands import root
 
     monkeypatch.setenv("ONCEMORE_STORE", str(tmp_path / "log.db"))
 
     def run() -> tuple[int, list[str]]:
-        monkeypatch.setattr("sys.argv", ["oncemore", "check", "records"])
-        with pytest.raises(SystemExit) as end:
-            raise SystemExit(main())
-        return int(end.value.code or 0), capsys.readouterr().out.splitlines()
+        result = CliRunner().invoke(root, ["check", "records"], standalone_mode=False)
+        assert isinstance(result.return_value, int), result.output
+        return result.return_value, result.stdout.splitlines()
 
     with oncemore.open(tmp_path / "log.db") as engine:
         key = submitted(engine)

@@ -33,8 +33,6 @@ MAX_FINDINGS = 1000
 #: Codes of attempts that were stopped from outside: such work goes on by itself, which is not a retry.
 _STOPPED = ("CANCELLED", "INTERRUPTED", "EXIT", "GENERATOR_EXIT")
 _FORBIDDEN = frozenset(NEVER_RETRIED) - frozenset(_STOPPED)
-#: Fields that every error record of a failed attempt has.
-_ERROR_FIELDS = ("type", "code")
 
 
 class RecordFinding(Value):
@@ -86,6 +84,9 @@ def check_run(entries: Iterable[Entry], cipher: BodyCipher | None = None) -> Ite
         run = apply_header(before, header.sets)
         body = None if entry.body is None else read_body(entry, cipher)
         problems = [*_check_bounds(before, run, header.marks, body)]
+        if before is None or before.run_id != run.run_id:
+            # A new run of the key: its policy says whether failed work may begin again.
+            forbidden = ""
         if "INTENT" in header.marks:
             if forbidden:
                 problems.append(("forbidden_retry", f"an attempt began after {forbidden}"))
@@ -94,19 +95,12 @@ def check_run(entries: Iterable[Entry], cipher: BodyCipher | None = None) -> Ite
             problems += _check_outcome(before, run, header.marks, body)
             code = (body.get("error") or {}).get("code", "")
             forbidden = code if code in _FORBIDDEN else forbidden
-        if _is_decided(before, run, body):
+        if body is None or "decision" in body:
+            # A person has decided. An entry without a body may have held a decision.
             forbidden = ""
         for rule, text in problems:
             yield RecordFinding(rule, run.step, run.run_id, header.entity, header.version, text)
         before = run
-
-
-def _is_decided(before: RunRecord | None, run: RunRecord, body: dict[str, Any] | None) -> bool:
-    """Return whether an entry lets work go on by right: a person has decided, or a new run has begun.
-
-    An entry without a body may have held a decision.
-    """
-    return body is None or "decision" in body or before is None or before.run_id != run.run_id
 
 
 def _check_bounds(
@@ -140,7 +134,10 @@ def _check_outcome(
     failed = run.state in ("SOFT_FAIL", "HARD_FAIL") and (ended or run.state != getattr(before, "state", ""))
     if failed:
         error = body.get("error") or {}
-        missing = [f"error.{name}" for name in _ERROR_FIELDS if not error.get(name)]
+        missing = [] if "type" in error else ["error.type"]
+        # A result that cannot be stored is an error of no class.
+        if not error.get("code") and run.reason != "result_unavailable":
+            missing.append("error.code")
         if missing:
             yield "telemetry_missing", f"the entry of a failure has no {', '.join(missing)}"
     is_new_hold = bool(run.held_for) and (before is None or before.held_for != run.held_for)
