@@ -69,7 +69,7 @@ class RunRecord(Value):
     expected_duration_s  duration of its longest failed attempt, if that took a second or more; 0: not known
     crash_count          attempts of this run that were lost with their process
     max_crashes          limit of crash_count; 0: lost and interrupted attempts stay in attempt_count
-    traceparent          W3C trace context of the run's opening; last_traceparent: of its last claim, if another
+    traceparent          W3C trace context of the opening of the run; last_traceparent: of its last claim
     """
 
     state: State = "PENDING"
