@@ -40,7 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("limits", "artifacts"),
     ("retries", "steps"),
     (
-        *("backoff", "control", "http", "inbox", "jitter", "maintenance", "messaging"),
+        *("backoff", "control", "governance", "http", "inbox", "jitter", "maintenance", "messaging"),
         *("open_engine", "outbox", "schedules", "telemetry", "workers", "workflows"),
     ),
     (PACKAGE,),
@@ -53,6 +53,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 #: Folders that import a folder of a higher layer, with the reason. Only these pairs may.
 UPWARD: dict[tuple[str, str], str] = {
+    ("policy", "governance"): "a governed policy file is verified when it is loaded",
+    ("steps", "governance"): "a store remembers the versions of governed policies before their first run",
     ("config", "messaging"): "the setting `notify` is checked by the parser of sinks",
     ("artifacts", "steps"): "an artifact is put by an attempt and recorded by its engine",
     ("limits", "steps"): "the limits of durable calls are records of an engine",
@@ -77,6 +79,7 @@ UPWARD: dict[tuple[str, str], str] = {
 #: Files that compute: values in, values out. They may import only each other; every layer may import them.
 PURE_FILES = {
     *("oncemore._redact", "oncemore._values"),
+    *("oncemore.governance.checkpoint_record", "oncemore.governance.merkle"),
     *(f"oncemore.policy.{name}" for name in ("backoff", "canonical_json", "closing", "decide", "model")),
     *(
         "oncemore.policy.policy",

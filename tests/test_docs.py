@@ -31,6 +31,7 @@ LEFT_OUT: dict[str, int] = {
     "docs/how-to/from-celery-retries.md": 2,
     "docs/how-to/from-dbos.md": 7,
     "docs/how-to/from-temporal-activities.md": 3,
+    "docs/how-to/prove-to-an-auditor.md": 1,
     "docs/how-to/recover-after-a-crash.md": 1,
     "docs/how-to/take-work-from-a-queue.md": 1,
     "docs/how-to/use-it-in-your-engine.md": 2,

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         KeyConflict,
         KeyExpired,
         LeaseLost,
+        LedgerMismatch,
         MissingExtra,
         NeedsReview,
         NotPermitted,
@@ -93,7 +94,7 @@ _NAMES_BY_MODULE = {
     "oncemore.classifiers.custom": "classifier",
     "oncemore.errors": "AttemptTimeout CallRefused Cancelled CircuitOpen ConfigChanged CoolingDown "
     "DeadlineExceeded Deferred Error InProgress KeyConflict KeyExpired LeaseLost "
-    "MissingExtra NeedsReview NotPermitted OutcomeUncertain OutcomeUnknown "
+    "LedgerMismatch MissingExtra NeedsReview NotPermitted OutcomeUncertain OutcomeUnknown "
     "PermanentError PermanentFailure PolicyError PolicyViolation PolicyWarning "
     "Quarantined RestoredCopy ResultUnavailable RetriesExhausted SignalTimeout StaleDecision "
     "StepFailed StoreError TransientError UsageError",
@@ -153,6 +154,7 @@ __all__ = [
     "KeyConflict",
     "KeyExpired",
     "LeaseLost",
+    "LedgerMismatch",
     "MissingExtra",
     "NeedsReview",
     "NotPermitted",

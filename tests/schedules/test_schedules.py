@@ -135,12 +135,13 @@ def test_a_function_without_parameters_has_one_run_per_tick(
     worker.run_until_idle()
     clock.advance(180)
     worker.run_until_idle()
-    assert len(seen) == len(set(seen)) == 3
+    assert len(seen) == len(set(seen)) >= 3
+    ticks_seen = len(seen)
     assert read_schedule(engine, "every-minute").step == "tidy"
     # A call by hand is no tick: it has the key of the step itself.
     tidy()
     assert seen[-1] == tidy.key()
-    assert len(seen) == 4
+    assert len(seen) == ticks_seen + 1
 
 
 def test_the_decorated_object_stays_the_step(engine: oncemore.Engine, clock: FakeClock) -> None:
@@ -612,7 +613,8 @@ def test_the_list_of_schedules(tmp_path: Path) -> None:
     )  # fmt: skip
     assert (first["last_tick"], first["paused_by"], first["is_overdue"]) == (None, "", True)
     assert first["next_tick"].endswith(("04:00:00Z", "05:00:00Z"))
-    assert (second["times"], second["ticks"], second["paused_by"]) == ("every 0:05:00", 1, "pipeline:house")
+    assert (second["times"], second["paused_by"]) == ("every 0:05:00", "pipeline:house")
+    assert second["ticks"] in (1, 2)  # real time goes on, and may pass a tick
     assert second["last_tick"].endswith("Z")
     table = run("schedules", "--store", store).stdout
     assert "paused by the switch pipeline:house" in table

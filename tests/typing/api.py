@@ -144,16 +144,16 @@ def pay(order: str, amount: int, *, token: oncemore.Secret | None = None) -> dic
 @oncemore.step(
     effect="idempotent", on=(OSError, KeyError), attempts=3, wait=[1, timedelta(seconds=2)], until=bool
 )
-def poll(job: str) -> bool:
+def poll_job(job: str) -> bool:
     return bool(job)
 
 
 @oncemore.step(effect="idempotent", on="transient", wait=oncemore.backoff.linear(2))
-async def poll_async(job: str) -> bool:
+async def poll_job_async(job: str) -> bool:
     return bool(job)
 
 
-assert_type(poll("j-1"), bool)
+assert_type(poll_job("j-1"), bool)
 oncemore.step(effect="pure", on="sometimes")  # type: ignore[arg-type]
 oncemore.step(effect="pure", on=lambda error: isinstance(error, OSError), until=lambda value: value > 1)
 oncemore.step(effect="pure", wait="long")  # type: ignore[arg-type]

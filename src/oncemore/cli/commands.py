@@ -347,6 +347,7 @@ oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
         "copy": "maintenance:copy",
         "sizes": "maintenance:sizes",
         "verify": "maintenance:verify",
+        "ledger": "ledger:ledger",
         "demo": "demo:demo",
     },
     examples=ROOT_EXAMPLES,

@@ -18,7 +18,7 @@ SCHEDULE_HEADS = ("schedule", "step", "times", "zone", "last tick", "next tick",
 
 @store_command("schedules", "oncemore schedules\noncemore schedules --json")
 def schedules(engine: Engine) -> CommandReport:
-    """List the schedules of a store, with their last and next ticks.
+    """List schedules with their last and next ticks.
 
     Ticks are shown in the local time zone, and in UTC with --json. A schedule is recorded when a worker that
     knows its step first runs.
@@ -31,7 +31,7 @@ def schedules(engine: Engine) -> CommandReport:
 
 @store_command("queues", "oncemore queues\noncemore queues --json")
 def queues(engine: Engine) -> CommandReport:
-    """List the queues of a store, with the attempts that they run now.
+    """List queues with the attempts that they run now.
 
     A queue is recorded when an attempt of one of its steps first begins.
     """

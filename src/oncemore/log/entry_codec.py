@@ -26,8 +26,10 @@ from oncemore.log.record import (
     FORMAT,
     NEW,
     NOWHERE,
+    AcceptedPolicy,
     ArtifactRecord,
     BreakerRecord,
+    CheckpointRecord,
     EventRecord,
     JobRecord,
     LoadedHead,
@@ -282,11 +284,15 @@ def build_index(state: Entity) -> HeadIndex:
         return HeadIndex("secret", state.state)
     if type(state) is RecordedPolicy:
         return HeadIndex("policy", state.state, None, state.name)
+    if type(state) is AcceptedPolicy:
+        return HeadIndex("accepted", state.state, None, state.name)
     if type(state) is ScheduleRecord:
         return HeadIndex("schedule", state.state, state.next_tick, state.step)
     if type(state) is QueueSlot:
         # The due column holds the number, so that the slots of one queue are found by an index.
         return HeadIndex("queue", state.state, float(state.number), state.queue)
+    if type(state) is CheckpointRecord:
+        return HeadIndex("ledger", state.state)
     assert type(state) is ArtifactRecord
     # The due column holds the creation time, so that listing artifacts by time reads no bodies.
     return HeadIndex("artifact", state.state, state.created_at, state.step)

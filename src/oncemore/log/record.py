@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from oncemore._values import Value, make
 from oncemore.control.model import Approval, SwitchBoard
+from oncemore.governance.checkpoint_record import CheckpointRecord
 from oncemore.limits.cooldown_rules import ResourceRecord
 from oncemore.limits.queue_rules import QueueSlot
 from oncemore.policy.model import check_transition
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     WorkflowMark = Literal["JOURNAL", "SIGNAL"]
     EventMark = Literal["SENDING", "DELIVERED", "DEAD"]
     OtherMark = Literal["MAINTENANCE", "LEASE", "JOB", "RESOURCE", "BREAKER", "QUOTA", "SECRET", "POLICY"]
-    EntityMark = Literal["CONTROL", "APPROVAL", "SCHEDULE", "QUEUE"]
+    EntityMark = Literal["CONTROL", "APPROVAL", "SCHEDULE", "QUEUE", "LEDGER"]
     Mark = StateMark | RunMark | WorkflowMark | EventMark | OtherMark | EntityMark
     State_ = TypeVar("State_", bound="Entity")
 
@@ -65,12 +66,10 @@ class RunRecord(Value):
     cancelled_at         time at which a caller asked for no further attempt; 0: not cancelled
     failure_counted      whether the failure has counted against its provider (`limits.breaker_rules`)
     budget_debt          retry-budget tokens that the next attempt costs and that were missing; 0: none
-    expected_duration_s  duration of the longest failed attempt of this run, if it took a second or more;
-                         0: not known
+    expected_duration_s  duration of its longest failed attempt, if that took a second or more; 0: not known
     crash_count          attempts of this run that were lost with their process
     max_crashes          limit of crash_count; 0: lost and interrupted attempts stay in attempt_count
-    traceparent          trace context (W3C) of the process that opened the run; empty: it had no tracing
-    last_traceparent     the same of the last process that claimed it, if that is another trace
+    traceparent          W3C trace context of its opening; last_traceparent: of its last claim, if another
     """
 
     state: State = "PENDING"
@@ -184,8 +183,7 @@ class MaintenanceRecord(Value):
 
     state      OPEN while it runs, then DONE; a task that stays OPEN was killed and is safe to repeat
     task       prune, erase, backup, import or restore
-    run_count  number of runs that it changed, known at its end
-    worker     name of the worker that runs it
+    run_count  number of runs that it changed, known at its end; `worker` runs it
     """
 
     state: str = "OPEN"
@@ -290,10 +288,7 @@ class QuotaRecord(Value):
 
 
 class StoreSecret(Value):
-    """The secret of a store (`programs.store_secret`); the body has its bytes, so that a codec encrypts them.
-
-    state  always ACTIVE: it is created once and never replaced
-    """
+    """The secret of a store, created once (`programs.store_secret`); the body has its bytes, for a codec."""
 
     state: str = "ACTIVE"
     created_at: float = 0.0
@@ -317,6 +312,22 @@ class RecordedPolicy(Value):
     source: str = ""
 
 
+class AcceptedPolicy(Value):
+    """The highest version of a governed policy that a store has accepted (`governance.accepted_policies`).
+
+    content  everything in the file that decides, by dotted field path
+    """
+
+    state: str = "ACCEPTED"
+    name: str = ""
+    version: str = ""
+    digest: str = ""
+    accepted_at: float = 0.0
+    signature: str = ""
+    content: dict[str, Any] = {}  # noqa: RUF012 - never changed in place
+    source: str = ""
+
+
 Entity = (
     RunRecord
     | WorkerRecord
@@ -331,8 +342,10 @@ Entity = (
     | Approval
     | StoreSecret
     | RecordedPolicy
+    | AcceptedPolicy
     | ScheduleRecord
     | QueueSlot
+    | CheckpointRecord
 )
 #: All kinds of records.
 KINDS: Final[tuple[type[Any], ...]] = Entity.__args__
@@ -371,8 +384,8 @@ def apply_header(before: State_ | None, sets: dict[str, Any], kind: type[State_]
     """Return the record after one header; raise for a transition that the table of states does not have."""
     values, positions = list(before or NEW[kind]), FIELD_POSITIONS[kind]
     try:
-        for name in sets:
-            values[positions[name]] = sets[name]
+        for name, value in sets.items():
+            values[positions[name]] = value
     except KeyError:
         raise TypeError(f"{kind.__name__} has no field {name}") from None
     after: Any = make(kind, values)

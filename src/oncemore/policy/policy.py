@@ -224,6 +224,7 @@ class StepSettings(Value):
     priority        priority of the work for workers: P0, P1 or P2
     repeats_once    whether a `once` step is retried after an error that guarantees that nothing happened
     lease           lease time and renewal interval in seconds; None: the engine's own settings
+    governed_profile  the `Profile` of a governed file, whose version a store remembers; else None
     """
 
     after_failure: str = "new_run"
@@ -235,6 +236,7 @@ class StepSettings(Value):
     priority: str = "P1"
     repeats_once: bool = True
     lease: tuple[float, float] | None = None
+    governed_profile: object = None
 
 
 class PolicyFacts(Value):

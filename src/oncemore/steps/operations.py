@@ -131,6 +131,8 @@ async def watch_log_async(call: PreparedCall, op: WatchLog) -> None:
 def prepare_submission(call: PreparedCall, op: PrepareSubmission) -> AttemptTerms:
     """Return the terms of a run that a worker will make, and record its policy."""
     terms = call.make_terms(call, "", call.engine.now())
+    if call.plan.governed_profile is not None:
+        call.engine.policies.accept_profile(call.engine, call.plan.governed_profile)
     if observers.start_trace is not None:
         terms = observers.begin_trace(call, terms, None, submits=True)
     # Before the run: the worker that makes it may not have the file of the policy.

@@ -106,6 +106,7 @@ class StepOptions:
         """Take the settings that a policy file has for steps; options of the step override some of them."""
         self.after_failure, self.quarantines = settings.after_failure, settings.quarantines
         self.halts, self.lease = settings.halts_pipeline, settings.lease
+        self.governed_profile: Any = settings.governed_profile
         self.repeats_once, self.escalation = settings.repeats_once, settings.escalation
         change = options["on_version_change"]
         self.on_version_change = _check_version_change(

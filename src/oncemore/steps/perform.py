@@ -152,6 +152,8 @@ def reserve_worker(call: PreparedCall, op: ReserveWorker) -> AttemptTerms:
     """Reserve a worker of this process with enough lease for the attempt, and return the terms."""
     if call.has_reservation:
         call.release_worker()
+    if call.plan.governed_profile is not None:
+        call.engine.policies.accept_profile(call.engine, call.plan.governed_profile)
     if op.head is not None:
         call.load_arguments(op.head)
     engine, lease = call.engine, call.plan.lease

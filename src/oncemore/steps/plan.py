@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from oncemore.limits.cooldown_step import CooldownCall
     from oncemore.limits.queue_rules import StepQueue
     from oncemore.limits.rate_rules import RateLimit
+    from oncemore.policy.files.loaded import Profile
     from oncemore.policy.model import Effect
     from oncemore.policy.policy import Policy
     from oncemore.steps.engine import Engine
@@ -122,6 +123,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     cooldown           the resource of this call and its cooldown, if there is one
     lease              length and heartbeat interval of its runs' lease, where a policy sets them
     policy_source      the address of the policy's file; empty for a policy made in code
+    governed_profile   the profile of a governed file, whose version the store remembers; else None
     """
 
     name: str
@@ -139,6 +141,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     covers: Callable[[Exception, Failure], bool] | None = None
     escalation: tuple[str, str] = ESCALATION
     function: Callable[..., Any] = refuse_call
+    governed_profile: Profile | None = None
     halts: bool = False
     has_reconcile: bool = False
     if_running: str = "wait"
@@ -190,6 +193,7 @@ def build_plan(options: StepOptions, engine: Engine) -> StepPlan:
         effect=options.effect,
         policy=options.policy,
         policy_source=options.policy_source,
+        governed_profile=options.governed_profile,
         classify=classify_step_error,
         encode=encode,
         decode=decode,

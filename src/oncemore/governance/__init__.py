@@ -1,0 +1,1 @@
+"""Proof and permission: keys, signatures, trusted policies; may import `steps` and below."""
