@@ -69,7 +69,7 @@ $(ENGINES)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 engines: $(ENGINES)/.ready
-	@$(ENGINES)/bin/python -m pytest tests/workers/engines -v --ignore tests/workers/engines/test_kills.py
+	@$(ENGINES)/bin/python -m pytest tests/workers/engines tests/examples/test_elsewhere.py -v --ignore tests/workers/engines/test_kills.py
 
 requirements: $(VENV)/.dev
 	@$(BIN)/python tools/requirements.py

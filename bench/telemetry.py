@@ -23,6 +23,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 from prometheus_client import CollectorRegistry
 
 import oncemore
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 WITHOUT, OFF, LISTENER = "without hooks", "off", "on_event"
-OTEL, PROMETHEUS, ALL = "OpenTelemetry", "Prometheus", "both"
+OTEL, SAMPLED = "OpenTelemetry", "OpenTelemetry, one trace in ten"
+PROMETHEUS, ALL = "Prometheus", "both"
 DISK, MEMORY = "a step, SQLite FULL", "a step, in memory"
 US = 1e3
 
@@ -82,8 +84,9 @@ class Nothing:
 class WithOpenTelemetry:
     """Spans and metrics through the SDK."""
 
-    def __init__(self) -> None:
-        self._traces, self._metrics = TracerProvider(), MeterProvider([InMemoryMetricReader()])
+    def __init__(self, share: float = 1.0) -> None:
+        self._traces = TracerProvider(sampler=ParentBasedTraceIdRatio(share))
+        self._metrics = MeterProvider([InMemoryMetricReader()])
         self._traces.add_span_processor(BatchSpanProcessor(DroppedSpans()))
 
     def __enter__(self) -> None:
@@ -127,12 +130,13 @@ def watched(name: str, step: Any, clock: Any, watching: Callable[[], AbstractCon
 
 def compared(title: str, folder: Path, clock: Any, effort: Effort) -> Group:
     """Measure a step under each kind of watching, each on a log of its own."""
-    spans = WithOpenTelemetry()
+    spans, some_spans = WithOpenTelemetry(), WithOpenTelemetry(0.1)
     kinds: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         WITHOUT: NoHooks,
         OFF: Nothing,
         LISTENER: lambda: oncemore.on_event(lambda event: None),
         OTEL: lambda: spans,
+        SAMPLED: lambda: some_spans,
         PROMETHEUS: WithPrometheus,
         ALL: lambda: Both(spans, WithPrometheus()),
     }

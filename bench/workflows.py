@@ -5,9 +5,9 @@
     python bench/workflows.py --quick           the same in a few seconds, too noisy to believe
     python bench/workflows.py --json            the same for a machine
 
-Method: `_measure.py`, wall-clock time, in turns. Our steps are `pure`: each waits for the disk once. Files are
-made in the folder it is started from and removed at the end. Without DBOS (`make bench` installs it) its row
-is left out.
+Method: `_measure.py`, wall-clock time, in turns. Our steps are `pure`: each waits for the disk once. Files
+are made in the folder it is started from and removed at the end. Without DBOS (`make bench` installs it) its
+row is left out.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from tests.servers import postgres
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-pytest_plugins = ("pytester", "tests.requirements_plugin", "tests.stores")
+pytest_plugins = ("pytester", "tests.requirements_plugin", "tests.signed_policies", "tests.stores")
 
 # Chance is never fixed: a new run tries new examples. What fails is printed with the blob that
 # replays it, and pytest-randomly prints the seed of everything else in the header of the run. There

@@ -41,7 +41,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("retries", "steps"),
     (
         *("backoff", "control", "governance", "http", "inbox", "jitter", "maintenance", "messaging"),
-        *("open_engine", "outbox", "telemetry", "workers", "workflows"),
+        *("open_engine", "outbox", "schedules", "telemetry", "workers", "workflows"),
     ),
     (PACKAGE,),
     ("queries", "testing"),
@@ -53,6 +53,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 #: Folders that import a folder of a higher layer, with the reason. Only these pairs may.
 UPWARD: dict[tuple[str, str], str] = {
+    ("policy", "governance"): "a governed policy file is verified when it is loaded",
     ("config", "messaging"): "the setting `notify` is checked by the parser of sinks",
     ("artifacts", "steps"): "an artifact is put by an attempt and recorded by its engine",
     ("limits", "steps"): "the limits of durable calls are records of an engine",
@@ -78,6 +79,7 @@ UPWARD: dict[tuple[str, str], str] = {
 #: Files that compute: values in, values out. They may import only each other; every layer may import them.
 PURE_FILES = {
     *("oncemore._redact", "oncemore._values"),
+    *("oncemore.governance.checkpoint_record", "oncemore.governance.merkle"),
     *(f"oncemore.policy.{name}" for name in ("backoff", "canonical_json", "closing", "decide", "model")),
     *(
         "oncemore.policy.policy",
@@ -88,6 +90,7 @@ PURE_FILES = {
         "oncemore.policy.verdict",
     ),
     *("oncemore.limits.breaker_rules", "oncemore.limits.concurrency_rules", "oncemore.limits.cooldown_rules"),
+    *("oncemore.limits.queue_rules", "oncemore.schedules.record"),
     *("oncemore.limits.rate_rules", "oncemore.control.model", "oncemore.log.record"),
     "oncemore.governance.dataset_model",
     *("oncemore.maintenance.lineage", "oncemore.maintenance.retention_rules"),

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         KeyConflict,
         KeyExpired,
         LeaseLost,
+        LedgerMismatch,
         MissingExtra,
         NeedsReview,
         NotPermitted,
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from oncemore.retries.decorator import attempts, retry, retrying
     from oncemore.retries.report import RetryReport, get_decision
     from oncemore.retries.timeouts import abandoned_calls
+    from oncemore.schedules.decorator import schedule
     from oncemore.steps.attempt import Attempt, current
     from oncemore.steps.context import context
     from oncemore.steps.decorator import Step, step
@@ -92,7 +94,7 @@ _NAMES_BY_MODULE = {
     "oncemore.classifiers.custom": "classifier",
     "oncemore.errors": "AttemptTimeout CallRefused Cancelled CircuitOpen ConfigChanged CoolingDown "
     "DeadlineExceeded Deferred Error InProgress KeyConflict KeyExpired LeaseLost "
-    "MissingExtra NeedsReview NotPermitted OutcomeUncertain OutcomeUnknown "
+    "LedgerMismatch MissingExtra NeedsReview NotPermitted OutcomeUncertain OutcomeUnknown "
     "PermanentError PermanentFailure PolicyError PolicyViolation PolicyWarning "
     "Quarantined RestoredCopy ResultUnavailable RetriesExhausted SignalTimeout StaleDecision "
     "StepFailed StoreError TransientError UsageError",
@@ -109,6 +111,7 @@ _NAMES_BY_MODULE = {
     "oncemore.retries.decorator": "attempts retry retrying",
     "oncemore.retries.report": "RetryReport get_decision",
     "oncemore.retries.timeouts": "abandoned_calls",
+    "oncemore.schedules.decorator": "schedule",
     "oncemore.steps.attempt": "Attempt current",
     "oncemore.steps.context": "context",
     "oncemore.steps.decorator": "Step step",
@@ -151,6 +154,7 @@ __all__ = [
     "KeyConflict",
     "KeyExpired",
     "LeaseLost",
+    "LedgerMismatch",
     "MissingExtra",
     "NeedsReview",
     "NotPermitted",
@@ -198,6 +202,7 @@ __all__ = [
     "register_type",
     "retry",
     "retrying",
+    "schedule",
     "set_value",
     "sleep",
     "step",

@@ -18,6 +18,12 @@ Arguments of `oncemore.open` override all of them.
     warn_wal_mb        ONCEMORE_WARN_WAL_MB        256
     warn_left_mb       ONCEMORE_WARN_LEFT_MB       256
     control            ONCEMORE_CONTROL            none; the address of external switches and approvals
+    policy_signers     ONCEMORE_POLICY_SIGNERS     none; the file of the keys that may sign policy files
+    policy_threshold   ONCEMORE_POLICY_THRESHOLD   1; how many different keys must have signed one
+    policy_sigstore    ONCEMORE_POLICY_SIGSTORE    none; the file of identities that may sign by Sigstore
+    ledger_key         ONCEMORE_LEDGER_KEY         none; the file of the private key that signs checkpoints
+    ledger_copy        ONCEMORE_LEDGER_COPY        none; the second place of checkpoints
+    ledger_every_s     ONCEMORE_LEDGER_EVERY_S     3600; the interval at which a worker makes checkpoints
 
 Two settings concern `oncemore.retry` and policy files too, and come from the environment only:
 
@@ -53,8 +59,10 @@ INLINE_WAIT_S = 60.0
 RESTORED_COPY_CHOICES = ("hold", "trust")
 NOTIFY_EVERY_S, LONGEST_NOTIFY_EVERY_S = 300.0, 86_400.0
 NOTIFY_OF = ("all", "holds", "failures")
+LEDGER_EVERY_S, SHORTEST_LEDGER_S, LONGEST_LEDGER_S = 3600.0, 1.0, 30 * 86_400.0
 #: Sizes in MiB at which a warning is logged: of the store, of its write-ahead file, of the free disk space.
 WARN_FILE_MB, WARN_WAL_MB, WARN_LEFT_MB = 10_240.0, 256.0, 256.0
+MAX_POLICY_THRESHOLD = 16.0
 #: The value of the setting `policy` that refuses steps without a policy of their own (PROD-10).
 POLICY_REQUIRED = "required"
 
@@ -80,6 +88,12 @@ class EngineSettings(Value):
     warn_wal_mb: float = WARN_WAL_MB
     warn_left_mb: float = WARN_LEFT_MB
     control: str = ""
+    policy_signers: str = ""
+    policy_threshold: float = 1.0
+    policy_sigstore: str = ""
+    ledger_key: str = ""
+    ledger_copy: str = ""
+    ledger_every_s: float = LEDGER_EVERY_S
 
 
 #: The allowed texts of a setting, where not every text is allowed.
@@ -90,13 +104,16 @@ RANGES = {
     "lease_s": (SHORTEST_LEASE_S, LONGEST_LEASE_S),
     "max_inline_wait_s": (0.0, LONGEST_LEASE_S),
     "notify_every_s": (0.0, LONGEST_NOTIFY_EVERY_S),
+    "ledger_every_s": (SHORTEST_LEDGER_S, LONGEST_LEDGER_S),
     "warn_file_mb": (0.0, 1e9),
     "warn_wal_mb": (0.0, 1e9),
     "warn_left_mb": (0.0, 1e9),
+    "policy_threshold": (1.0, MAX_POLICY_THRESHOLD),
 }
 NAMES = {field: f"ONCEMORE_{field.upper()}" for field in EngineSettings._fields}
-#: Settings without which work would be recorded elsewhere, in plain text, or past its switches.
-ESSENTIAL = ("store", "artifacts", "codec", "control")
+#: Settings without which work would be recorded elsewhere, in plain text, past its switches, or under a
+#: policy that too few keys have signed.
+ESSENTIAL = ("store", "artifacts", "codec", "control", "policy_threshold")
 
 _SWITCH = {"": True, "on": True, "off": False}
 
@@ -135,8 +152,10 @@ def load_settings(start: Path | None = None, given: Collection[str] = ()) -> Eng
         elif field in in_file:
             values[field] = _parse_value(field, in_file[field], f"{file}: {field}")
             # Paths in a file are relative to it, and not to the working directory.
-            if field in ("store", "artifacts"):
+            if field in ("store", "artifacts", "ledger_key", "ledger_copy"):
                 values[field] = _resolve_store_url(root, values[field])
+            elif field in ("policy_signers", "policy_sigstore") and values[field]:
+                values[field] = str(root / Path(values[field]).expanduser())
     return EngineSettings(**values)
 
 
@@ -321,6 +340,6 @@ def parse_number(field: str, value: Any, where: str) -> float:
     # `bool` is a subclass of `int`: `true` in a file must not be read as 1.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not least <= value <= most:
-        unit = "seconds" if field.endswith("_s") else "MiB"
-        raise UsageError(f"{where} is {value!r}; it takes {least:g} to {most:g} {unit}, as a number")
+        unit = " seconds" if field.endswith("_s") else " MiB" if field.endswith("_mb") else ""
+        raise UsageError(f"{where} is {value!r}; it takes {least:g} to {most:g}{unit}, as a number")
     return float(value)

@@ -28,6 +28,7 @@
     │   └── ResultUnavailable           the work is done, but its value could not be stored
     ├── SignalTimeout (TimeoutError)  no signal came before the time-out of `wait_for`
     ├── StoreError                    the store: unreachable, full or damaged
+    │   └── LedgerMismatch              the log does not match a checkpoint: it was changed or replaced
     └── IllegalTransition             a bug in oncemore: a state may not follow another
 
 Raised by user code to classify a failure:
@@ -64,6 +65,7 @@ __all__ = [
     "KeyConflict",
     "KeyExpired",
     "LeaseLost",
+    "LedgerMismatch",
     "MissingExtra",
     "NeedsReview",
     "NotPermitted",
@@ -280,6 +282,10 @@ class SignalTimeout(Error, TimeoutError):
 
 class StoreError(Error):
     """The store is unreachable, full or damaged; nothing unstored was reported as stored."""
+
+
+class LedgerMismatch(StoreError):
+    """The log does not match a checkpoint, or a checkpoint is not genuine; keep the store as evidence."""
 
 
 class IllegalTransition(Error):

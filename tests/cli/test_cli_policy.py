@@ -94,7 +94,7 @@ def test_show_says_which_file_a_value_is_from() -> None:
 def test_show_counts_retries_as_calls() -> None:
     text = Ran("policy", "show", "nova-cat/acquisition").words
     assert "4 attempts, 250 s (4 min 10 s) of delays" in text
-    assert "max_attempts 4 number of calls, the first included [max_retries in the file" in text
+    assert "max_attempts 4 number of calls that may fail, the first included [max_retries in the file" in text
     assert "3850 s (64 min 10 s) in total, with every attempt at its time limit" in text, (
         "as section 5.4 says"
     )

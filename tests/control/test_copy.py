@@ -17,7 +17,6 @@ from oncemore.log.postgres.store import PostgresStore
 from oncemore.log.sqlite.store import SqliteStore
 from oncemore.log.store import HeadQuery
 from oncemore.maintenance import copy
-from oncemore.maintenance.copy import MerkleTree
 from oncemore.steps.engine import Engine
 from oncemore.workers.worker import Worker
 from tests.servers import postgres
@@ -373,23 +372,6 @@ def test_a_clock_that_is_behind_is_told(opens: Any) -> None:
     store = MemoryStore(lambda: time.time() - 100)
     with old, Engine(lambda: store, "memory:slow") as new:
         assert copy.move_log(old, new, reason="x").clock_lag_s == pytest.approx(100, abs=5)
-
-
-def test_the_root_is_that_of_rfc_6962() -> None:
-    """The values of its test vectors, which every implementation knows."""
-    from hashlib import sha256
-
-    leaves = [b"", b"\x00", b"\x10", b"\x20\x21", b"\x30\x31", b"\x40\x41\x42\x43"]
-    tree, roots = MerkleTree(), []
-    roots.append(tree.root_hash.hex())
-    for leaf in leaves:
-        tree.add_leaf(leaf)
-        roots.append(tree.root_hash.hex())
-    assert roots[0] == sha256(b"").hexdigest()
-    assert roots[1] == "6e340b9cffb37a989ca544e6bb780a2c78901d3fb33738768511a30617afa01d"
-    assert roots[2] == "fac54203e7cc696cf0dfcb42c92a1d9dbaf70ad9e621f4bd8d98662f00e3c125"
-    assert roots[3] == "aeb6bcfe274b70a14fb067a5e5578264db0fa9b51af5e0ba159158f329e06e77"
-    assert tree.leaf_count == 6
 
 
 def test_the_command_copies_says_so_and_can_be_abandoned(

@@ -6,11 +6,13 @@ What the pairs on these pages do is run by tests/test_docs.py.
 from __future__ import annotations
 
 import random
+import re
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import backoff
+import dbos
 import pytest
 import stamina
 import tenacity
@@ -28,7 +30,15 @@ INSIDE = {
     "AttemptManager", "BaseAction", "BaseRetrying", "DoAttempt", "DoSleep", "Future", "NO_RESULT",
     "RetryAction", "WrappedFn", "after_nothing", "before_nothing", "before_sleep_nothing", "retry_base",
 }  # fmt: skip
+#: Names of DBOS that are not written in a program, or have an awaited twin.
+DBOS_INSIDE = {"DBOS", "mro"}
+DBOS_NAMES = {
+    name
+    for name in {*dbos.__all__, *vars(dbos.DBOS)} - DBOS_INSIDE
+    if not name.startswith("_") and not name.endswith("_async")
+}
 NAMES = {
+    "dbos": DBOS_NAMES,
     "tenacity": set(tenacity.__all__) - INSIDE,
     "backoff": set(backoff.__all__),
     "stamina": {*stamina.__all__, *stamina.instrumentation.__all__},
@@ -40,6 +50,23 @@ def test_every_name_of_the_other_library_is_on_its_page(library: str) -> None:
     page = HOW_TO.joinpath(f"from-{library}.md").read_text(encoding="utf-8")
     assert len(NAMES[library]) > 7
     assert sorted(name for name in NAMES[library] if name not in page) == []
+
+
+def their_blocks() -> list[tuple[str, str, str]]:
+    """Return the page, the program and the text of each block that is a part of a program in examples/."""
+    pattern = re.compile(r"(?ms)^<!-- not run: a part of (\S+) -->\n```python\n(.*?)^```$")
+    return [
+        (page.name, program, code)
+        for page in sorted(HOW_TO.glob("from-*.md"))
+        for program, code in pattern.findall(page.read_text(encoding="utf-8"))
+    ]
+
+
+def test_code_of_another_library_is_a_part_of_a_program_that_runs() -> None:
+    blocks = their_blocks()
+    assert len(blocks) >= 12
+    for page, program, code in blocks:
+        assert code in HOW_TO.parents[1].joinpath(program).read_text(encoding="utf-8"), f"{page}: {program}"
 
 
 def tenacity_waits(wait: tenacity.wait.wait_base) -> list[float]:

@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "how-to"
-PAGES = {"find-out-why-it-waited.md": "flows.py", "recover-after-a-crash.md": "pay.py"}
+PAGES = {
+    "find-out-why-it-waited.md": "flows.py",
+    "prove-to-an-auditor.md": "pay.py",
+    "recover-after-a-crash.md": "pay.py",
+}
 
 
 def blocks(text: str, kind: str) -> list[str]:

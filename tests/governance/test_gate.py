@@ -306,7 +306,7 @@ def test_masking_may_stay_or_rise_and_never_fall(engine: Engine) -> None:
     assert item.error["code"] == "GOVERNANCE_VIOLATION"
     engine.quarantine.reject(item.id, by="operator", reason="weaker mask")
     level = 3
-    assert work(on_version_change="new")(1) == "masked"
+    assert work().rerun(1, reason="a stronger mask") == "masked"
     assert calls == [2, 2, 3]
     assert work().last_run(1).state.masking == 3
 

@@ -36,7 +36,7 @@ def policy_text(version: str, attempts: int, delay: float) -> str:
     delays = ", ".join(str(round(delay * (1 + n / 8), 6)) for n in range(attempts - 1))
     return (
         f'profile: mine\nversion: "{version}"\n'
-        f"retry_policy: {{max_attempts: {attempts}, delays_s: [{delays}]}}\n"
+        f"retry_policy: {{max_attempts: {attempts}, delays_s: [{delays}]}}\nafter_failure: raise\n"
     )
 
 

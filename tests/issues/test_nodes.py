@@ -20,6 +20,8 @@ from tests.issues.nodes import CFG, INPUTS, Later, Report, table
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.signed_policies import PolicySigners
+
 
 @pytest.fixture(autouse=True)
 def engine(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[oncemore.Engine]:
@@ -176,11 +178,15 @@ def test_a_node_names_its_policy_and_its_pipeline(engine: oncemore.Engine) -> No
         retry_loop(Report(), 2, CFG)
 
 
-def test_a_policy_file_says_what_a_changed_configuration_means(tmp_path: Any) -> None:
+def test_a_policy_file_says_what_a_changed_configuration_means(
+    tmp_path: Any, policy_signers: PolicySigners
+) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text("version: retry-loop-v1.0\nextends: kfm-loop\nidempotency: {on_config_change: new}\n")
-    with pytest.warns(oncemore.PolicyWarning):
-        assert retry_loop(Report(), INPUTS, {"unit": "kg"}, policy=file) == "OK"
+    file.write_text(
+        "profile: mine\nversion: retry-loop-v1.0\nextends: kfm-loop\nidempotency: {on_config_change: new}\n"
+    )
+    policy_signers.sign(file)
+    assert retry_loop(Report(), INPUTS, {"unit": "kg"}, policy=file) == "OK"
     assert retry_loop(Report(), INPUTS, {"unit": "g"}, policy=file) == "OK"
     with pytest.raises(oncemore.ConfigChanged):
         retry_loop(Report(), INPUTS, {"unit": "kg"}, policy="standard")

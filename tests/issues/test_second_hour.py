@@ -93,3 +93,73 @@ def test_newcomer_passes_a_dataclass_to_a_step() -> None:
         assert shipped == [Parcel("A-17", [1.5])]
         assert ship(pack("A-17")) == "label of A-17"
         assert len(shipped) == 1
+
+
+SILENT = """
+import oncemore
+
+@oncemore.step(effect="idempotent", name="fetch")
+def fetch(day):
+    raise ConnectionError("refused, token=abcdef1234567890")
+
+try:
+    fetch("monday")
+except oncemore.StepFailed:
+    pass
+"""
+
+
+def test_newcomer_sees_what_a_step_does() -> None:
+    """Silence: a script without any set-up shows each retry and the end, once, without secrets."""
+    Path("script.py").write_text(SILENT, encoding="utf-8")
+    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, check=True)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("fetch (")]
+    assert [line.partition("): ")[2][:21] for line in lines] == [
+        "attempt 1 of 3 failed",
+        "attempt 2 of 3 failed",
+        "failed after attempt ",
+    ]
+    assert "next attempt in " in lines[0]
+    assert "no further attempt: max_attempts_exceeded" in lines[2]
+    assert "ConnectionError: refused" in lines[2]
+    assert "abcdef1234567890" not in done.stderr
+
+
+SCRIPT = """
+import oncemore
+
+@oncemore.step(effect="idempotent", name="convert")
+def convert(day):
+    return {expression}
+
+print(convert("2026-11-18"))
+"""
+
+
+def test_newcomer_fixes_a_bug_and_calls_again() -> None:
+    """The script runs again after the bug is fixed: nobody has to learn of `rerun` first."""
+    script = Path("convert.py")
+    script.write_text(SCRIPT.format(expression='int("18th")'))
+    command = [sys.executable, str(script)]
+    failed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (failed.returncode, "PermanentFailure" in failed.stderr) == (1, True), failed.stderr
+    script.write_text(SCRIPT.format(expression='int("18")'))
+    for _ in range(2):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (0, "18\n"), done.stderr
+
+
+def test_newcomer_uses_exec_and_it_retries() -> None:
+    """Asked for retries without an effect, `exec` says before the program starts that there will be none."""
+    program = "echo ran >> ran.txt; test $(wc -l < ran.txt) -gt 2"
+    words = ("exec", "--key", "nightly", "--attempts", "3", "--wait", "0.01s")
+    warned = run_oncemore(*words, "--", "sh", "-c", program)
+    said = " ".join(warned.stderr.split())
+    assert warned.returncode != 0
+    assert "never repeats a program that failed: of 3 attempts there will be one" in said
+    assert "Give --effect idempotent to allow retries" in said
+    Path("ran.txt").unlink()
+    done = run_oncemore(
+        "exec", "--key", "hourly", "--effect", "idempotent", *words[3:], "--", "sh", "-c", program
+    )
+    assert (done.returncode, len(Path("ran.txt").read_text().splitlines())) == (0, 3), done.stderr

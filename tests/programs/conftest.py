@@ -34,6 +34,12 @@ class ExecSandbox:
         kept["PYTHONPATH"] = str(Path(oncemore.__file__).parents[1])  # the same as ours, wherever it is
         return {**kept, "NO_COLOR": "1", "COLUMNS": "200", "PYTHONUTF8": "1", "RAN": str(self.log), **changes}
 
+    def write_policy(self, text: str) -> str:
+        """Write a policy file with these lines; return its path."""
+        retry_policy = "" if "retry_policy" in text else "retry_policy: {}\n"
+        (self.folder / "policy.yaml").write_text(f'version: "1"\n{retry_policy}{text}\n')
+        return "policy.yaml"
+
     def run(self, *words: str, program: list[str] = PROGRAM, **changes: str) -> CompletedProcess[bytes]:
         return subprocess.run(
             [*program, *words], capture_output=True, cwd=self.folder, env=self.environment(**changes),

@@ -43,7 +43,9 @@ def all_gone(found: list[int]) -> None:
 def test_the_time_limit_ends_the_program_and_all_its_descendants(
     sandbox: ExecSandbox, effect: str, code: int, status: str
 ) -> None:
-    words = ("--key", "k", "--timeout", "1.5s", "--grace", "0.3s", "--attempts", "1", "--effect", effect)
+    policy = sandbox.write_policy("after_failure: raise")
+    words = ("--key", "k", "--timeout", "1.5s", "--grace", "0.3s", "--attempts", "1", "--effect", effect,
+             "--policy", policy)  # fmt: skip
     report = sandbox.report(*words, "--", "sh", "-c", FAMILY)
     found = pids(sandbox)
     assert [pid for pid in found if is_process_alive(pid)] == []  # when we are report, it has happened

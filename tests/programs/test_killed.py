@@ -64,7 +64,8 @@ def test_killing_the_worker_ends_all_processes_of_the_program(sandbox: ExecSandb
 
 
 def test_work_killed_in_every_attempt_is_held_under_every_effect(sandbox: ExecSandbox) -> None:
-    words = ("--key", "k", "--effect", "idempotent", "--attempts", "1", "--", *RAN)
+    policy = sandbox.write_policy("retry_policy: {max_crashes: 1}")
+    words = ("--key", "k", "--effect", "idempotent", "--policy", policy, "--", *RAN)
     sandbox.run("before-2", *words, program=KILLED_AT)
     for _ in range(2):
         done = sandbox.run(*words)
@@ -152,7 +153,10 @@ def test_eight_concurrent_calls_run_once_and_return_the_same(sandbox: ExecSandbo
 
 
 def test_eight_concurrent_calls_share_the_attempts_of_a_failing_program(sandbox: ExecSandbox) -> None:
-    words = ("--key", "k", "--effect", "idempotent", "--attempts", "3", "--wait", "0.05", "--")
+    # A process that starts after the failure would begin a new run under the standard policy.
+    policy = sandbox.write_policy("after_failure: raise")
+    retries = ("--attempts", "3", "--wait", "0.05", "--policy", policy)
+    words = ("--key", "k", "--effect", "idempotent", *retries, "--")
     eight = [sandbox.start(*words, "sh", "-c", 'echo ran >> "$RAN"; exit 7') for _ in range(8)]
     assert [one.wait(100) for one in eight] == [7] * 8
     assert sandbox.read_runs() == ["ran"] * 3

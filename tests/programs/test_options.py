@@ -77,7 +77,9 @@ def test_a_program_may_have_options_with_our_names(sandbox: ExecSandbox) -> None
 
 
 def test_json_is_our_only_line_on_standard_error(sandbox: ExecSandbox) -> None:
-    words = ("--key", "k", "--json", "--effect", "idempotent", "--wait", "0.01", "--attempts", "2", "--")
+    policy = sandbox.write_policy("after_failure: raise")
+    words = ("--key", "k", "--json", "--effect", "idempotent", "--wait", "0.01", "--attempts", "2",
+             "--policy", policy, "--")  # fmt: skip
     done = sandbox.run(*words, "sh", "-c", "echo err >&2; exit 5")
     *before, last = done.stderr.decode().splitlines()
     report = json.loads(last)

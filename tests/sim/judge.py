@@ -212,8 +212,8 @@ class Judge:
         counts = self._expect_counts(lane, book, last, after)
         if (after.attempt_count, after.crash_count) != counts:
             raise Violation(
-                f"{marks} ({after.reason}) makes {last.attempt_count} tried attempts {after.attempt_count} and "
-                f"{last.crash_count} crashes {after.crash_count}, not {counts}"
+                f"{marks} ({after.reason}) makes {last.attempt_count} tried attempts {after.attempt_count} "
+                f"and {last.crash_count} crashes {after.crash_count}, not {counts}"
             )
         if after.reason == "released" and last.fence in book.executed and last.state == "RUNNING":
             raise Violation("an attempt that had begun is released as if it had not")

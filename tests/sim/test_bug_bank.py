@@ -19,6 +19,7 @@ from oncemore.steps import (
     call_operations,
     existing_run,
     failure,
+    failure_decision,
     flow,
     perform,
     refusals,
@@ -370,9 +371,9 @@ def once_is_tried_again_after_a_lost_lease(patch: pytest.MonkeyPatch) -> type[Si
 
 @bug
 def once_is_tried_again_after_any_error(patch: pytest.MonkeyPatch) -> type[Sim]:
-    verdict = transitions.decide_verdict
+    verdict = failure_decision.decide_verdict
     patch.setattr(
-        transitions,
+        failure_decision,
         "decide_verdict",
         lambda failure, policy, effect, **rest: verdict(failure, policy, "idempotent", **rest),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,6 +23,8 @@ each_colour = pytest.mark.parametrize("colour", COLOURS)
 on_sqlite = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
 in_memory = pytest.mark.parametrize("engine", ["memory"], indirect=True)
 #: Three attempts, after 5 and 7 seconds.
+#: The same as POLICY, but a call of failed work raises the stored failure.
+RAISES = Path(__file__).with_name("raises.yaml")
 POLICY = Policy("test", max_attempts=3, schedule=Schedule("fixed", delays=(5.0, 7.0)), jitter=Jitter("none"))
 SOON = oncemore.TransientError("not yet")
 

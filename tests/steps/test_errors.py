@@ -9,7 +9,7 @@ import pytest
 import oncemore
 from oncemore.log.result_codec import MAX_BYTES
 from oncemore.testing import FakeClock
-from tests.steps.colours import SOON, Turns, do, each_colour, in_memory, made, on_sqlite
+from tests.steps.colours import RAISES, SOON, Turns, do, each_colour, in_memory, made, on_sqlite
 
 
 class Odd(Exception):
@@ -66,7 +66,7 @@ ODD: dict[str, Exception] = {
 @pytest.mark.parametrize("kind", ODD)
 def test_any_exception_ends_the_run_in_a_record(colour: str, kind: str, engine: oncemore.Engine) -> None:
     error = ODD[kind]
-    step = made(colour, Turns(error), effect="pure")
+    step = made(colour, Turns(error), effect="pure", policy=RAISES)
     for cause in (error, None):
         with pytest.raises(oncemore.PermanentFailure) as caught:
             do(colour, step)

@@ -22,6 +22,7 @@ from oncemore.retries import timeouts
 from oncemore.steps import attempt_storage, operations, ops, perform, reconcile
 from oncemore.steps.engine import Engine
 from oncemore.steps.lease import WorkerIdentity
+from tests.steps.colours import RAISES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -92,25 +93,29 @@ def test_a_lost_lease_does_not_hide_an_interrupt_in_a_checkpoint() -> None:
     assert step() == 2
 
 
-def test_pure_work_that_failed_runs_anew_when_what_it_depends_on_has_changed() -> None:
+def test_work_that_failed_runs_again_when_what_it_depends_on_has_changed() -> None:
     engine, calls = oncemore.open("memory:"), []
 
     def made(version: str, effect: Any) -> Any:
-        @oncemore.step(effect=effect, name=f"perform.{effect}", version=version)
+        not_applied: Any = ValueError if effect == "once" else ()
+
+        @oncemore.step(
+            effect=effect, name=f"perform.{effect}", version=version, policy=RAISES, not_applied=not_applied
+        )
         def parse(text: str) -> int:
             calls.append(version)
             return int(text) if version == "2" else int("no number")
 
         return parse.bind(engine)
 
-    with pytest.raises(oncemore.PermanentFailure):
-        made("1", "pure")("7")
-    assert made("2", "pure")("7") == 7
-    with pytest.raises(oncemore.PermanentFailure):
-        made("1", "idempotent")("7")
-    with pytest.raises(oncemore.PermanentFailure):
-        made("2", "idempotent")("7")
-    assert calls == ["1", "2", "1"]
+    for effect in ("pure", "idempotent", "outbox"):
+        with pytest.raises(oncemore.PermanentFailure):
+            made("1", effect)("7")
+        assert made("2", effect)("7") == 7
+    for version in ("1", "2"):
+        with pytest.raises(oncemore.PermanentFailure):
+            made(version, "once")("7")
+    assert calls == ["1", "2"] * 3 + ["1"], "what may happen once is not repeated for a version"
 
 
 class Faulty(MemoryStore):

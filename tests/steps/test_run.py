@@ -17,6 +17,7 @@ from oncemore.steps.history import KINDS, verify_chain
 from oncemore.testing import FakeClock
 from tests.steps.colours import (
     POLICY,
+    RAISES,
     SOON,
     Busy,
     Turns,
@@ -44,7 +45,7 @@ SCENARIOS: dict[str, tuple[Any, ...]] = {
 
 def played(scenario: str, **options: Any) -> oncemore.Run:
     """Play a scenario to its end and return its run."""
-    step = made("plain", Turns(*SCENARIOS[scenario]), **options)
+    step = made("plain", Turns(*SCENARIOS[scenario]), policy=RAISES, **options)
     for _ in range(2):
         try:
             run = step.run(scenario)

@@ -16,7 +16,7 @@ from oncemore.log.record import RunRecord as State
 from oncemore.log.store import Batch, Stored
 from oncemore.steps import step as step_module
 from oncemore.testing import FakeClock
-from tests.steps.colours import POLICY, SOON, Busy, Turns, abandoned, do, each_colour, made, on_sqlite
+from tests.steps.colours import POLICY, RAISES, SOON, Busy, Turns, abandoned, do, each_colour, made, on_sqlite
 
 VALUES: list[Any] = [
     None, 0, "", False, [], {}, (), 0.0, b"", "text", -1, 2**70, 1.5, float("inf"), decimal.Decimal("1.50"),
@@ -122,7 +122,7 @@ def test_a_result_that_cannot_be_kept_is_done_all_the_same(
 @each_colour
 def test_a_pure_step_whose_result_cannot_be_kept_fails_for_good(colour: str) -> None:
     turns = Turns(lambda x: lambda: 1)
-    step = made(colour, turns, effect="pure")
+    step = made(colour, turns, effect="pure", policy=RAISES)
     for cause in (oncemore.ResultUnavailable, type(None)):
         with pytest.raises(oncemore.PermanentFailure, match="the result is a function") as caught:
             do(colour, step)
@@ -462,7 +462,7 @@ def test_a_failure_sticks_with_its_class_and_message_and_the_first_caller_gets_t
 ) -> None:
     bug = ValueError("no such product")
     turns = Turns(bug, "never")
-    step = made(colour, turns)
+    step = made(colour, turns, policy=RAISES)
     told = []
     for cause in (bug, None, None):
         with pytest.raises(oncemore.PermanentFailure, match=r"ValueError: no such product") as caught:
@@ -473,7 +473,8 @@ def test_a_failure_sticks_with_its_class_and_message_and_the_first_caller_gets_t
         assert caught.value.run.error is not None
         assert caught.value.run.error["message"] == "no such product"
         told.append(str(caught.value))
-    assert told[0] == told[1] == told[2]
+    assert told[1] == told[2]
+    assert told[1].startswith(f"{told[0]}. This failure is stored since 20")
     assert turns.calls == 1
 
 
@@ -482,7 +483,7 @@ def test_a_failure_sticks_with_its_class_and_message_and_the_first_caller_gets_t
 @each_colour
 def test_exhaustion_is_another_failure_than_a_permanent_error(colour: str) -> None:
     turns = Turns(SOON)
-    step = made(colour, turns)
+    step = made(colour, turns, policy=RAISES)
     for _ in range(2):
         with pytest.raises(oncemore.RetriesExhausted, match=r"after 3 attempts \(max_attempts_exceeded\)"):
             do(colour, step)

@@ -303,6 +303,11 @@ class Circle(Shape):
 
 
 @dataclass
+class Ring(Circle):
+    width: int = 1
+
+
+@dataclass
 class Trimmed:
     text: str
 
@@ -349,6 +354,7 @@ class WithPrivate(pydantic.BaseModel):
         (Circle(1), object, "has the annotation object"),
         (Circle(1), "Circel", "the annotation 'Circel', a name that does not exist at run time"),
         (Circle(1), Shape, "argument 'x' is a Circle, and its parameter has the annotation Shape"),
+        (Ring(1, 2), Circle, "argument 'x' is a Ring, .* the annotation Circle.* with Ring"),
         ([Circle(1)], list, r"argument 'x'\[0\] is a Circle"),
         ({"a": Colour.RED}, dict[str, int], r"argument 'x'\.a is a Colour.*the annotation int"),
         (Needs(1, Circle(2)), Needs, r"argument 'x'\.extra is a Circle"),

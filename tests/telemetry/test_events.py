@@ -13,8 +13,11 @@ import pytest
 
 import oncemore
 from oncemore import events
+from oncemore.audit.recorder import make_step_listener
 from oncemore.log.entry_codec import load_head
+from oncemore.log.record import BreakerRecord, RecordChange
 from oncemore.steps.release import release_attempts
+from oncemore.steps.run_events import list_run_events
 from tests.telemetry.work import QUICK, make_step
 
 if TYPE_CHECKING:
@@ -322,6 +325,31 @@ def test_a_secret_argument_is_masked(engine: oncemore.Engine, clock: FakeClock, 
         charge(1, "swordfish-1234")
     assert "swordfish" not in str(heard)
     assert "refused" in str(heard)
+
+
+def test_a_checkpoint_and_a_record_of_another_kind_are_no_events(
+    engine: oncemore.Engine, heard: list[Any]
+) -> None:
+    @oncemore.step(effect="idempotent", name="shop.charge")
+    def charge() -> int:
+        oncemore.current().checkpoint(1)
+        return 7
+
+    charge()
+    assert names(heard) == ["RunStarted", "AttemptStarted", "RunCompleted"]
+    change = RecordChange(("BREAKER",), None, BreakerRecord(name="bank"), {})
+    assert list_run_events("breaker/bank", change, 0.0) == []
+
+
+def test_an_engine_passes_on_three_kinds_of_events_as_audit_events() -> None:
+    audited: list[Any] = []
+    listen = make_step_listener(audited.append)
+    listen(events.DeliveryFailed("orders", "1", 3, "max_attempts_exceeded"))
+    for change in ("circuit_probe_released", "circuit_opened"):
+        listen(events.BreakerChanged("bank", change, "HALF_OPEN", "OPEN", 1, 1, "X", 1.0))
+    listen(events.StoreSizeExceeded("the store", 2, 1, "prune"))
+    listen(events.ConfigDrifted("shop.charge", "k", "r", "", "", "", "hash"))
+    assert [event.event_type for event in audited] == ["circuit", "store_size", "config_drift"]
 
 
 # The subscription -----------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.sampling import Sampler
 
 import oncemore
+from oncemore.audit import AuditStream
 from oncemore.log.entry_codec import load_head
 from oncemore.policy.backoff import Schedule
 from oncemore.telemetry import enable_opentelemetry, otel
@@ -272,6 +273,37 @@ def test_a_claim_that_was_refused_leaves_a_deferred_span(
     assert first.trace_id != second.trace_id
 
 
+@pytest.mark.req("AUDIT-13")
+def test_a_token_and_a_coordinate_are_masked_in_audit_log_and_telemetry(
+    engine: oncemore.Engine,
+    clock: FakeClock,
+    receiver: OtlpReceiver,
+    reporting: Reporting,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def work(order: int = 1) -> None:
+        raise ConnectionError("token=abcdef1234567890 refused at 38.97172, -95.23525")
+
+    audit = AuditStream()
+    with pytest.raises(ConnectionError):
+        oncemore.retrying(work, on=ConnectionError, on_event=audit)()
+    charge = oncemore.step(effect="idempotent", name="shop.charge", policy=QUICK)(work)
+    with caplog.at_level("DEBUG", "oncemore"), pytest.raises(oncemore.StepFailed):
+        charge()
+    logged = [str(vars(record)) for record in caplog.records if record.name == "oncemore.steps"]
+    stored = [str(attempt) for attempt in charge.run().attempts]
+    places = {
+        "audit": [event.to_json() for event in audit],
+        "log": logged,
+        "telemetry": [str(span) for span in receiver.spans],
+        "store": stored,
+    }
+    for place, texts in places.items():
+        assert "refused at" in str(texts), place
+        for secret in ("abcdef1234567890", "38.97172", "95.23525"):
+            assert secret not in str(texts), place
+
+
 # Metrics --------------------------------------------------------------------------------------------
 
 
@@ -446,7 +478,8 @@ def test_an_sdk_that_fails_disturbs_nothing(
     try:
         with oncemore.open("memory:"):
             assert make_step(7)(1) == 7
-            assert make_step(8)(2) == 8
+            with pytest.raises(oncemore.StepFailed):
+                make_step(ValueError("wrong"))(2)
     finally:
         export.disable()
     lines = [record.getMessage() for record in caplog.records if "span" in record.getMessage()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from io import StringIO
@@ -223,7 +224,7 @@ def test_a_program_without_handlers_shows_warnings_and_a_command_does_not(tmp_pa
         "try: charge()\n"
         "except oncemore.StepFailed: pass\n"
     )
-    environment = {"ONCEMORE_STORE": f"sqlite:///{tmp_path / 'log.db'}", "PATH": ""}
+    environment = {**os.environ, "ONCEMORE_STORE": f"sqlite:///{tmp_path / 'log.db'}"}
     run = [sys.executable, "-c", program]
     done = subprocess.run(run, env=environment, check=True, capture_output=True, text=True)
     assert "shop.charge (" in done.stderr

@@ -1,6 +1,7 @@
 """Only type-checked, never run: what a type checker sees of the public names.
 
-A `type: ignore` here is a promise too: mypy's `warn_unused_ignores` fails when the error goes away.
+mypy and pyright both check it. A `type: ignore` here is a promise too: both fail when the error goes away
+(`warn_unused_ignores`, `reportUnnecessaryTypeIgnoreComment`).
 """
 
 from __future__ import annotations
@@ -140,6 +141,22 @@ def pay(order: str, amount: int, *, token: oncemore.Secret | None = None) -> dic
     return {order: amount}
 
 
+@oncemore.step(
+    effect="idempotent", on=(OSError, KeyError), attempts=3, wait=[1, timedelta(seconds=2)], until=bool
+)
+def poll_job(job: str) -> bool:
+    return bool(job)
+
+
+@oncemore.step(effect="idempotent", on="transient", wait=oncemore.backoff.linear(2))
+async def poll_job_async(job: str) -> bool:
+    return bool(job)
+
+
+assert_type(poll_job("j-1"), bool)
+oncemore.step(effect="pure", on="sometimes")  # type: ignore[arg-type]
+oncemore.step(effect="pure", on=lambda error: isinstance(error, OSError), until=lambda value: value > 1)
+oncemore.step(effect="pure", wait="long")  # type: ignore[arg-type]
 assert_type(pay("o-1", 5), dict[str, int])
 assert_type(pay("o-1", amount=5, token=oncemore.Secret("x")), dict[str, int])
 assert_type(pay.__wrapped__("o-1", 5), dict[str, int])
@@ -148,9 +165,14 @@ assert_type(pay.last_run("o-1", 5), oncemore.Run[dict[str, int]] | None)
 assert_type(pay.run("o-1", 5), oncemore.Run[dict[str, int]])
 assert_type(pay.run("o-1", 5).value, dict[str, int])
 assert_type(pay.submit("o-1", 5), oncemore.Run[dict[str, int]])
+assert_type(pay.submit("o-1", 5, at=timedelta(hours=1)), oncemore.Run[dict[str, int]])
 assert_type(pay.cancel("o-1", 5, reason="no longer needed"), oncemore.Run[dict[str, int]])
 assert_type(pay.rerun("o-1", 5, reason="mended"), dict[str, int])
 assert_type(pay.map([("o-1", 5)], unpack="args").values, list[dict[str, int]])
+assert_type(pay.map([{"order": "o-1", "amount": 5}], unpack="kwargs").values, list[dict[str, int]])
+assert_type(pay.map([("o-1", 5)], unpack="args"), oncemore.JobRun[dict[str, int]])
+assert_type(pay.mark_done("o-1", 5, value={}, reason="paid by hand"), oncemore.Run[dict[str, int]])
+assert_type(pay.approve("o-1", 5, reason="checked").reason, str)
 assert_type(pay.name, str)
 assert_type(pay.settle(oncemore.applied({"o-1": 5}), "o-1", 5, reason="seen"), oncemore.Run[dict[str, int]])
 pay(5, 5)  # type: ignore[arg-type]
@@ -158,12 +180,33 @@ pay("o-1")  # type: ignore[call-arg]
 pay.key("o-1", "5")  # type: ignore[arg-type]
 pay.settle(oncemore.not_applied(), "o-1", 5)  # type: ignore[call-arg]
 pay.rerun("o-1", 5)  # type: ignore[call-arg]
+pay.cancel("o-1", 5)  # type: ignore[call-arg]
+pay.approve("o-1", 5)  # type: ignore[call-arg]
+pay.mark_done("o-1", 5, value={})  # type: ignore[call-arg]
+pay.run("o-1", "5")  # type: ignore[arg-type]
+pay.last_run("o-1")  # type: ignore[call-arg]
+pay.submit("o-1")  # type: ignore[call-overload]
+pay.submit("o-1", "5")  # type: ignore[call-overload]
+pay.submit("o-1", 5, at="tomorrow")  # type: ignore[call-overload]
+pay.map([5])  # type: ignore[call-overload]
+pay.map([("o-1", 5)])  # type: ignore[call-overload]
+pay.map([5], unpack="args")  # type: ignore[call-overload]
+pay.map(["o-1"], unpack="each")  # type: ignore[call-overload]
+pay.map(["o-1"], at_once=5)  # type: ignore[call-overload]
 oncemore.step(effect="safe")  # type: ignore[arg-type]
 oncemore.step(effect="pure", if_running="skip")  # type: ignore[arg-type]
 oncemore.step(effect="pure", retries=3)  # type: ignore[call-arg]
+oncemore.step(effect="pure", on=(OSError, KeyError), attempts=4, wait=oncemore.backoff.exponential(1))
+oncemore.step(effect="pure", attempts="4")  # type: ignore[arg-type]
+oncemore.step(effect="pure", on="flaky")  # type: ignore[arg-type]
+oncemore.step(effect="pure", queue="mail", concurrency="5")  # type: ignore[arg-type]
 
 
-@oncemore.step(effect="pure", bucket="day", total_timeout=60, partition=lambda url: url[:5])
+def poll_group(url: str) -> str:
+    return url[:5]
+
+
+@oncemore.step(effect="pure", bucket="day", total_timeout=60, partition=poll_group)
 async def poll(url: str) -> list[str]:
     attempt = oncemore.current()
     assert_type(attempt, oncemore.Attempt)
@@ -184,7 +227,15 @@ async def use_steps() -> None:
     assert_type(await poll.run("x"), oncemore.Run[list[str]])
     assert_type((await poll.submit("x")).value, list[str])
     assert_type((await poll.map(["x"])).values, list[list[str]])
+    assert_type(await poll.submit("x", at=timedelta(hours=1)), oncemore.Run[list[str]])
+    assert_type(await poll.map([{"url": "x"}], unpack="kwargs"), oncemore.JobRun[list[str]])
+    assert_type(await poll.cancel("x", reason="late"), oncemore.Run[list[str]])
+    assert_type(await poll.rerun("x", reason="mended"), list[str])
+    assert_type(poll.settle(oncemore.not_applied(), "x", reason="seen"), oncemore.Run[list[str]])
     await poll.run(5)  # type: ignore[arg-type]
+    await poll.submit(5)  # type: ignore[call-overload]
+    await poll.map([5])  # type: ignore[list-item]
+    assert_type(poll.submit("x").value, list[str])  # type: ignore[attr-defined, assert-type]
 
 
 with oncemore.open("memory:", lease_s=30, max_inline_wait_s=5) as engine:
@@ -219,6 +270,9 @@ class Shop:
 assert_type(Shop().price("x"), int)
 assert_type(Shop().price.key("x"), str)
 assert_type(Shop.price(Shop(), "x"), int)
+assert_type(Shop().price.submit("x").value, int)
+assert_type(Shop().price.map(["x"]).values, list[int])
+Shop().price.map([5])  # type: ignore[list-item]
 Shop().price(5)  # type: ignore[arg-type]
 
 # A transport is one of both libraries, and each client takes its own colour only.
@@ -266,11 +320,27 @@ async def ship(number: int) -> bytes:
     return word
 
 
+@oncemore.schedule("0 6 * * *", tz="Europe/Berlin", missed="all")
+@oncemore.step(effect="idempotent")
+def nightly(tick: datetime) -> int:
+    return tick.day
+
+
+assert_type(nightly(datetime.now(UTC)), int)
+assert_type(nightly.submit(datetime.now(UTC)), oncemore.Run[int])
+nightly("today")  # type: ignore[arg-type]
+oncemore.schedule("0 6 * * *", missed="never")  # type: ignore[arg-type]
+oncemore.schedule(every="day")  # type: ignore[arg-type]
+
+
 async def use_workflows() -> None:
     assert_type(order(1), str)
     assert_type(order.submit(1), oncemore.Run[str])
     assert_type(order.submit(1).signal("approved", True), bool)
     assert_type(await ship(1), bytes)
     assert_type(await ship.submit(1), oncemore.Run[bytes])
+    assert_type(order.map([1, 2]).values, list[str])
     order("x")  # type: ignore[arg-type]
+    order.submit("x")  # type: ignore[call-overload]
+    order.map(["x"])  # type: ignore[list-item]
     await ship("x")  # type: ignore[arg-type]

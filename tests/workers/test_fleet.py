@@ -26,8 +26,7 @@ from oncemore.cli.health_server import (
     serve_health,
 )
 from oncemore.errors import StoreError
-from oncemore.workers.worker import WorkerHealth
-from oncemore.workers.worker_report import WorkerStats
+from oncemore.workers.worker_report import WorkerHealth, WorkerStats
 from tests.servers import nats, postgres
 from tests.timing import wait_until
 

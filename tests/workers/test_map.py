@@ -28,6 +28,7 @@ from oncemore.steps.history import verify_chain
 from oncemore.workers import map as course
 from oncemore.workers.job_run import ProgressBar, ProviderSummary
 from oncemore.workers.takeover import append_state
+from tests.steps.colours import RAISES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -284,7 +285,7 @@ def test_a_provider_that_throttles_is_asked_for_less_at_once_and_then_for_more_a
 @pytest.mark.req("COOL-13")
 @pytest.mark.req("CORR-3")
 def test_a_job_tells_what_it_met_at_each_provider(engine: oncemore.Engine, clock: FakeClock) -> None:
-    @oncemore.step(effect="idempotent", name="fetch", provider=lambda x: x[0])
+    @oncemore.step(effect="idempotent", name="fetch", provider=lambda x: x[0], policy=RAISES)
     def fetch(x: str) -> str:
         oncemore.current().emit("fetched", {"name": x[0]})
         if x.startswith("a"):

@@ -31,3 +31,8 @@ def order(number: int) -> list[str]:
     oncemore.sleep(0.1)
     other = oncemore.wait_for("word", timeout=0.1, default="nothing")
     return [effect(number, f"ended {word}"), other]
+
+
+@oncemore.step(effect="pure", name="killed.publish", isolate="process")
+def publish_in_process(x: int) -> None:
+    oncemore.set_value("x", x)

@@ -52,6 +52,7 @@ def test_a_workflow_waits_for_a_step_that_is_due_later_past_except_exception(
         try:
             return fetch(x)
         except Exception:
+            left.append("a wait is taken for a failure")
             return "gave up"
         finally:
             left.append("finally")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import oncemore
+from tests.workflows import killed
 
 
 def test_waits_outside_of_a_workflow_are_refused(engine: oncemore.Engine) -> None:
@@ -165,3 +166,10 @@ def test_a_workflow_in_trio(engine: oncemore.Engine) -> None:
         return await inner(x), await oncemore.wait_for("go", timeout=0.05, default=None)
 
     assert trio.run(waits, 1) == (2, None)
+
+
+def test_a_step_in_a_process_of_its_own_publishes_no_values(engine: oncemore.Engine) -> None:
+    if engine.url.startswith("memory"):
+        pytest.skip("one store is enough")
+    with pytest.raises(oncemore.StepFailed, match="runs in a process of its own, and publishes no values"):
+        killed.publish_in_process(1)

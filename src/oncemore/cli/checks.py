@@ -42,6 +42,7 @@ def records(engine: Engine) -> CommandReport:
 
 
 def _print_report(out: OutputWriter, report: RecordReport) -> None:
+    # The rule comes first, so that `sort` and `grep` group the lines.
     for finding in report.findings:
         place = f"{finding.step} {finding.run_id} entry {finding.version}"
         out.write_line(f"{finding.rule}: {place}: {finding.text}", "red")

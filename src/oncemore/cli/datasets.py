@@ -70,6 +70,7 @@ def show(engine: Engine, dataset_id: str) -> CommandReport:
     """Show one dataset and its changes, with who, when and why. Exit code 1 if it is not registered."""
     record, history = engine.datasets.get(dataset_id), engine.datasets.history(dataset_id)
     if record is None:
+        # A script can ask whether a dataset is registered by the exit code.
         text = f"Dataset {dataset_id} is not registered."
         return CommandReport(None, lambda out: out.write_line(text, "yellow"), 1)
     return CommandReport(
@@ -143,6 +144,7 @@ def _parse_fields(pairs: Sequence[Any]) -> dict[str, Any]:
     """Return the fields of --set with their types: flags, whole numbers, and lists with commas."""
     fields: dict[str, Any] = {}
     for name, text in pairs:
+        # Only these fields are not texts.
         if name == "operations":
             fields[name] = [part.strip() for part in text.split(",") if part.strip()]
         elif name == "masking_level" and text.isdecimal():

@@ -59,6 +59,7 @@ _id_argument = click.argument("escalation", metavar="ID", help="Id of the list o
 def list_(engine: Engine, only_ids: bool, **filters: Any) -> CommandReport:
     """List escalations, the oldest first."""
     found = engine.escalations.list(**filters)
+    # For a loop that acknowledges several of them.
     if only_ids:
         return report_ids(escalation.id for escalation in found)
     return CommandReport(found, lambda out: _print_escalations(out, found))
@@ -131,6 +132,7 @@ def _print_case(out: OutputWriter, case: EscalationCase) -> None:
         at = format_time(escalation.acknowledged_at)
         rows.append(("decided", f"{at} by {escalation.by}: {escalation.reason}"))
     out.write_table([(name, text) for name, text in rows if text])
+    # The next step of the reader, as a command to copy.
     if escalation.state == "OPEN":
         out.write_line()
         out.write_paragraph(f"Decide: `oncemore escalations ack {escalation.id} --reason …`", "dim")

@@ -254,11 +254,11 @@ def _make_options(command: tuple[str, ...], options: dict[str, Any]) -> ExecOpti
 
 def _after_failure(policy: str) -> str:
     """Return the policy's rule for a new call of failed work: `raise` or `new_run`."""
-    from oncemore.policy.policy import STANDARD
+    from oncemore.policy.policy import STANDARD, StepSettings
 
     # The standard policy needs no file, and without one the YAML reader is not imported.
     if policy == STANDARD.name:
-        return "raise"
+        return StepSettings().after_failure
     from oncemore.policy.files.loader import step_settings
 
     return step_settings(policy).after_failure

@@ -19,7 +19,8 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oncemore.workers.worker import Worker, WorkerHealth
+    from oncemore.workers.worker import Worker
+    from oncemore.workers.worker_report import WorkerHealth
 
 #: Maximum age of the last pass of the loop, and of the last read of the store, in seconds.
 MAX_LOOP_S, MAX_STORE_AGE_S = 30.0, 15.0

@@ -38,6 +38,7 @@ oncemore policy list
 oncemore policy show kfm-loop
 oncemore policy show exoarmur/NATS_CONNECT --attempt 2
 oncemore policy check policies/*.yaml
+oncemore policy sign policies/mine.yaml --key keys/steward
 oncemore policy diff kfm-loop p2-batch-reporting
 oncemore policy plot kfm-rules --svg kfm-rules.svg
 """
@@ -45,6 +46,8 @@ oncemore policy plot kfm-rules --svg kfm-rules.svg
 COMMANDS = {
     "list": "policy:list_", "show": "policy:show", "check": "policy:check",
     "diff": "policy:diff", "plot": "policy:plot", "schema": "policy:schema",
+    "keygen": "policy_signing:keygen", "sign": "policy_signing:sign", "verify": "policy_signing:verify",
+    "accepted": "policy_signing:accepted",
 }  # fmt: skip
 
 
@@ -219,20 +222,36 @@ def _print_answer(out: OutputWriter, found: FoundPolicy, question: PolicyQuestio
 
 
 @report_command(
-    "check", "oncemore policy check policies/*.yaml\noncemore policy check - < policies/mine.yaml"
+    "check",
+    "oncemore policy check policies/*.yaml\noncemore policy check - < policies/mine.yaml\n"
+    "oncemore policy check policies/mine.yaml --against main",
 )
 @click.argument(
     "files", nargs=-1, required=True, metavar="FILE...", help="Policy files; - is standard input."
 )
-def check(files: tuple[str, ...]) -> CommandReport:
+@value_option("--against", "REV", "Compare with a commit of git, or with a file.")
+def check(files: tuple[str, ...], against: str | None) -> CommandReport:
     """Find all errors in policy files.
 
     Each error is printed with file, line, column, field and the allowed values. Exit code 1 if a file is not
     valid. Warnings do not change the exit code.
+
+    With --against, a changed number, formula or class without a higher version is an error too: it is named
+    with its old and new value.
     """
     from oncemore.cli.policy_tables import print_checks
     from oncemore.queries import policies
 
+    if against is not None and "-" in files:
+        raise click.UsageError(
+            "--against needs a file, and - is standard input.", click.get_current_context()
+        )
+    if against is not None:
+        from oncemore.queries.policy_changes import check_against
+
+        changes = [check_against(file, against) for file in files]
+        code = 0 if all(result.good for result in changes) else 1
+        return CommandReport(changes, lambda out: print_checks(out, changes), code)
     # Standard input is read only up to the size limit of a policy file.
     checks = [
         policies.check_text(sys.stdin.buffer.read(policies.MAX_BYTES))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from oncemore.cli.charts import format_number
 from oncemore.cli.policy_sheet import format_value, shortest_path
 from oncemore.policy.explain import format_seconds
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 COLUMN_HEADS = ("name", "version", "governed", "attempts", "timeout", "signed", "source")
 SIGNATURE_WORDS = {"packaged, digest verified": "by digest", "unsigned": "no"}
+_KEY_IDS = re.compile(r" \(SHA256:[^)]*\)")
 
 
 def print_profiles(out: OutputWriter, rows: Sequence[ProfileRow]) -> None:
@@ -28,6 +31,9 @@ def print_profiles(out: OutputWriter, rows: Sequence[ProfileRow]) -> None:
     for row in rows:
         if row.fault:
             out.write_paragraph(f"cannot be used: {row.fault}", "red", f"{row.name}  ")
+    for row in good:
+        if row.overdue:
+            out.write_paragraph(f"overdue: {row.overdue}", "yellow", f"{row.name}  ")
     several = [row.name for row in good if row.policies > 1]
     if several:
         out.write_line()
@@ -45,9 +51,17 @@ def _profile_cells(row: ProfileRow) -> tuple[str, ...]:
         "yes" if row.governed else "no",
         _format_range(*map(str, row.attempts)),
         _format_timeout(*row.timeout_s),
-        SIGNATURE_WORDS.get(row.signature, row.signature),
+        _format_signature(row.signature),
         "package" if row.packaged else shortest_path(row.source),
     )
+
+
+def _format_signature(signature: str) -> str:
+    """Return the state of a signature for a table: the signers without their keys, or that it is refused."""
+    if signature in SIGNATURE_WORDS:
+        return SIGNATURE_WORDS[signature]
+    # `oncemore policy verify` has the reason and the keys.
+    return "refused" if signature.startswith("refused") else _KEY_IDS.sub("", signature)
 
 
 def _format_timeout(low: float | None, high: float | None) -> str:
@@ -77,7 +91,9 @@ def print_checks(out: OutputWriter, checks: Sequence[PolicyCheck]) -> None:
         if check.good:
             count = len(check.policies)
             policies = "1 policy" if count == 1 else f"{count} policies"
-            out.write_line(f"{check.file}: valid: {check.name} version {check.version}, {policies}", "green")
+            compared = f"; compared with {check.against}" if check.against else ""
+            text = f"{check.name} version {check.version}, {policies}{compared}"
+            out.write_line(f"{check.file}: valid: {text}", "green")
     if len(checks) > 1:
         bad = sum(not check.good for check in checks)
         out.write_line(f"{len(checks)} files, {bad} not valid" if bad else f"{len(checks)} files, all valid")

@@ -125,7 +125,8 @@ def worker(
     """Run due work for the steps defined in MODULE.
 
     A worker runs submitted work, deferred retries, and runs of workers that have died. Any number of workers
-    can share a store. On SIGTERM or Ctrl-C, running work may finish; a second signal ends the process at
+    can share a store. If the setting ledger_key is set, it also signs the log regularly
+    (`oncemore ledger`). On SIGTERM or Ctrl-C, running work may finish; a second signal ends the process at
     once. The worker logs to standard error; --json prints the number of runs by result at the end.
 
     With --health, /healthz answers 200 while the worker's loop is running, and /readyz while the worker also
@@ -137,7 +138,8 @@ def worker(
     which.
     """
     from oncemore.cli.health_server import parse_listen_address, serve_health, serve_metrics
-    from oncemore.queries.stores import open_or_create
+    from oncemore.governance.checkpoint_thread import make_checkpoints_regularly
+    from oncemore.queries.stores import open_or_create, settings_for
     from oncemore.workers.find_steps import find_steps
     from oncemore.workers.worker import Worker
 
@@ -150,7 +152,8 @@ def worker(
     with open_or_create(store) as engine:
         process = Worker(engine, selected, concurrency=concurrency, grace_s=grace)
         subject = f"{', '.join(sorted(step.name for step in selected))} on {engine.url}"
-        with serve_health(process, address), serve_metrics(metrics_address):
+        signing = make_checkpoints_regularly(engine, settings_for(store))
+        with serve_health(process, address), serve_metrics(metrics_address), signing:
             wait_s = (engine.inline_wait_s if wait is None else wait) if drain else None
             return _run_worker(engine, process, wait_s, in_json, subject)
 

@@ -8,7 +8,7 @@
         operations: [publish]
 
 One table has the check of each field, for the file and for `engine.datasets`. Only `care_label` is required:
-without it, nobody could tell from an escalation what it is about.
+without it, an escalation would not show a reviewer how careful to be.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ if it is stricter than the status itself.
 from __future__ import annotations
 
 from oncemore._values import Value
+from oncemore.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ GOVERNANCE_BLOCKED, RIGHTS_VIOLATION, GOVERNANCE_VIOLATION = (
 GATE_HOLDS: Final = {
     code: code.lower() for code in (GOVERNANCE_BLOCKED, RIGHTS_VIOLATION, GOVERNANCE_VIOLATION)
 }
-#: The role that decides about conflicts with governance (GOV-5), and the one that decides about all others.
+#: The role that decides about conflicts with governance (GOV-5), and the one that decides about the rest.
 COUNCIL, OPERATORS = "FAIR+CARE Council", "operators"
 CARE_ESCALATION, TICKET = "CARE_ESCALATION", "TICKET"
 ACKNOWLEDGED = "ACKNOWLEDGED"
@@ -169,6 +170,14 @@ def effective_status(dataset: DatasetRecord) -> str:
     """Return the stricter one of a dataset's status and the status that its care label begins with."""
     word = _first_word(dataset.care_label).upper()
     return max(dataset.state, word, key=STATUSES.index) if word in STATUSES else dataset.state
+
+
+def check_masking(level: Any) -> int:
+    """Return a masking level; refuse anything but a whole number from 0 to 100."""
+    # bool is a subclass of int, and True would pass as level 1.
+    if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level <= MAX_MASKING_LEVEL:
+        raise UsageError(f"masking is {level!r:.80}; it takes a whole number from 0 to {MAX_MASKING_LEVEL}")
+    return level
 
 
 def required_masking(dataset: DatasetRecord) -> int:

@@ -62,8 +62,7 @@ class Escalation(Value):
     state            OPEN or ACKNOWLEDGED
     kind             CARE_ESCALATION or TICKET
     role             the role that it is addressed to
-    policy           the policy of the escalation: autonomy-matrix or deadline-aware, unless a file names
-                     others
+    policy           the policy of the escalation: autonomy-matrix or deadline-aware by default
     cause            why the run stopped
     error_classes    codes of the errors of the run
     requires_review  whether the run cannot be run again before the acknowledgement

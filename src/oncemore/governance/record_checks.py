@@ -49,7 +49,7 @@ class RecordFinding(Value):
 class RecordReport(Value):
     """The result of checking all runs of a store.
 
-    findings  at most `MAX_FINDINGS`; `more` is the number of the others
+    findings  at most `MAX_FINDINGS`; `more` is the number of the remaining ones
     """
 
     runs: int

@@ -178,6 +178,7 @@ class IdempotencyMiddleware:
             "http",
             "1",
             max_attempts=attempts,
+            max_crashes=attempts,
             schedule=Schedule("fixed", delays=(problems.RETRY_AFTER_S,)),
             jitter=Jitter("none"),
         )

@@ -18,14 +18,17 @@ import msgspec
 from oncemore._values import make
 from oncemore.control.model import Approval, SwitchBoard
 from oncemore.errors import StoreError
+from oncemore.governance.checkpoint_record import CheckpointRecord
 from oncemore.governance.dataset_model import DatasetRecord, EscalationRecord
 from oncemore.limits.cooldown_rules import ResourceRecord
+from oncemore.limits.queue_rules import QueueSlot
 from oncemore.log.encryption import EMPTY, decrypt_bytes
 from oncemore.log.group_commit import InterruptShield
 from oncemore.log.record import (
     FORMAT,
     NEW,
     NOWHERE,
+    AcceptedPolicy,
     ArtifactRecord,
     BreakerRecord,
     EventRecord,
@@ -40,6 +43,7 @@ from oncemore.log.record import (
 )
 from oncemore.log.store import Conflict, EntryWrite, HeadIndex
 from oncemore.policy.canonical_json import LARGEST_INTEGER
+from oncemore.schedules.record import ScheduleRecord
 
 if TYPE_CHECKING:
     from oncemore.log.encryption import BodyCipher
@@ -285,6 +289,15 @@ def build_index(state: Entity) -> HeadIndex:
         return HeadIndex("dataset", state.state, dataset=state.dataset_id)
     if type(state) is EscalationRecord:
         return HeadIndex("escalation", state.state, state.opened_at, state.step, dataset=state.dataset)
+    if type(state) is AcceptedPolicy:
+        return HeadIndex("accepted", state.state, None, state.name)
+    if type(state) is ScheduleRecord:
+        return HeadIndex("schedule", state.state, state.next_tick, state.step)
+    if type(state) is QueueSlot:
+        # The due column holds the number, so that the slots of one queue are found by an index.
+        return HeadIndex("queue", state.state, float(state.number), state.queue)
+    if type(state) is CheckpointRecord:
+        return HeadIndex("ledger", state.state)
     assert type(state) is ArtifactRecord
     # The due column holds the creation time, so that listing artifacts by time reads no bodies.
     return HeadIndex("artifact", state.state, state.created_at, state.step)

@@ -18,9 +18,12 @@ from __future__ import annotations
 
 from oncemore._values import Value, make
 from oncemore.control.model import Approval, SwitchBoard
+from oncemore.governance.checkpoint_record import CheckpointRecord
 from oncemore.governance.dataset_model import DatasetRecord, EscalationRecord
 from oncemore.limits.cooldown_rules import ResourceRecord
+from oncemore.limits.queue_rules import QueueSlot
 from oncemore.policy.model import check_transition
+from oncemore.schedules.record import ScheduleRecord
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,11 +33,10 @@ if TYPE_CHECKING:
 
     StateMark = Literal["PENDING", "RUNNING", "SOFT_FAIL", "HARD_FAIL", "COMPLETE", "INTENT", "COMMIT"]
     RunMark = Literal["CHECKPOINT", "DECISION", "ESCALATION", "PRUNE", "ERASE", "EVENT", "ARTIFACT"]
-    WorkflowMark = Literal["JOURNAL", "SIGNAL"]
     EventMark = Literal["SENDING", "DELIVERED", "DEAD"]
     OtherMark = Literal["MAINTENANCE", "LEASE", "JOB", "RESOURCE", "BREAKER", "QUOTA", "SECRET", "POLICY"]
-    ControlMark = Literal["CONTROL", "APPROVAL", "DATASET"]
-    Mark = StateMark | RunMark | WorkflowMark | EventMark | OtherMark | ControlMark
+    EntityMark = Literal["CONTROL", "APPROVAL", "SCHEDULE", "QUEUE", "LEDGER", "JOURNAL", "SIGNAL", "DATASET"]
+    Mark = StateMark | RunMark | EventMark | OtherMark | EntityMark
     State_ = TypeVar("State_", bound="Entity")
 
 #: Number of the stored format; it is part of every header and head.
@@ -64,12 +66,10 @@ class RunRecord(Value):
     cancelled_at         time at which a caller asked for no further attempt; 0: not cancelled
     failure_counted      whether the failure has counted against its provider (`limits.breaker_rules`)
     budget_debt          retry-budget tokens that the next attempt costs and that were missing; 0: none
-    expected_duration_s  duration of the longest failed attempt of this run, if it took a second or more;
-                         0: not known
+    expected_duration_s  duration of its longest failed attempt, if that took a second or more; 0: not known
     crash_count          attempts of this run that were lost with their process
     max_crashes          limit of crash_count; 0: lost and interrupted attempts stay in attempt_count
-    traceparent          trace context (W3C) of the process that opened the run; empty: it had no tracing
-    last_traceparent     the same of the last process that claimed it, if that is another trace
+    traceparent          W3C trace context of its opening; last_traceparent: of its last claim, if another
     masking              highest level at which an attempt of the key has masked its data
     """
 
@@ -185,8 +185,7 @@ class MaintenanceRecord(Value):
 
     state      OPEN while it runs, then DONE; a task that stays OPEN was killed and is safe to repeat
     task       prune, erase, backup, import or restore
-    run_count  number of runs that it changed, known at its end
-    worker     name of the worker that runs it
+    run_count  number of runs that it changed, known at its end; `worker` runs it
     """
 
     state: str = "OPEN"
@@ -291,10 +290,7 @@ class QuotaRecord(Value):
 
 
 class StoreSecret(Value):
-    """The secret of a store (`programs.store_secret`); the body has its bytes, so that a codec encrypts them.
-
-    state  always ACTIVE: it is created once and never replaced
-    """
+    """The secret of a store, created once (`programs.store_secret`); the body has its bytes, for a codec."""
 
     state: str = "ACTIVE"
     created_at: float = 0.0
@@ -318,6 +314,22 @@ class RecordedPolicy(Value):
     source: str = ""
 
 
+class AcceptedPolicy(Value):
+    """The highest version of a governed policy that a store has accepted (`governance.accepted_policies`).
+
+    content  everything in the file that decides, by dotted field path
+    """
+
+    state: str = "ACCEPTED"
+    name: str = ""
+    version: str = ""
+    digest: str = ""
+    accepted_at: float = 0.0
+    signature: str = ""
+    content: dict[str, Any] = {}  # noqa: RUF012 - never changed in place
+    source: str = ""
+
+
 Entity = (
     RunRecord
     | WorkerRecord
@@ -332,10 +344,13 @@ Entity = (
     | Approval
     | StoreSecret
     | RecordedPolicy
+    | AcceptedPolicy
+    | ScheduleRecord
+    | QueueSlot
+    | CheckpointRecord
     | DatasetRecord
     | EscalationRecord
 )
-#: All kinds of records.
 KINDS: Final[tuple[type[Any], ...]] = Entity.__args__
 #: Position of each field, by kind of record.
 FIELD_POSITIONS: Final[dict[type, dict[str, int]]] = {
@@ -372,8 +387,8 @@ def apply_header(before: State_ | None, sets: dict[str, Any], kind: type[State_]
     """Return the record after one header; raise for a transition that the table of states does not have."""
     values, positions = list(before or NEW[kind]), FIELD_POSITIONS[kind]
     try:
-        for name in sets:
-            values[positions[name]] = sets[name]
+        for name, value in sets.items():
+            values[positions[name]] = value
     except KeyError:
         raise TypeError(f"{kind.__name__} has no field {name}") from None
     after: Any = make(kind, values)

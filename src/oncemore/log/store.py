@@ -103,7 +103,11 @@ class Head(Value):
 
 
 class Entry(Value):
-    """One entry of the log. `body` is None if it was pruned or erased; its digest remains."""
+    """One entry of the log.
+
+    body         None if it was pruned or erased
+    body_digest  computed by the store from the body as it reads it; the stored digest if the body is gone
+    """
 
     seq: int
     entity: str

@@ -18,6 +18,8 @@ from oncemore._values import Value
 from oncemore.control.model import SWITCHES_ENTITY, SwitchBoard, set_log_location
 from oncemore.control.switches import update_switches
 from oncemore.errors import InProgress, StoreError, UsageError
+from oncemore.governance.log_order import POSITIONS_FIELD, find_switch_positions, has_checkpoints
+from oncemore.governance.merkle import TreeFrontier, hash_leaf
 from oncemore.log.entry_codec import decode_head, encode_head, hash_entry
 from oncemore.log.record import WorkerRecord
 from oncemore.log.store import Head, HeadQuery
@@ -62,44 +64,6 @@ class CopyReport(Value):
     clock_lag_s: float
 
 
-class MerkleTree:
-    """The Merkle tree of RFC 6962 over a growing list of digests.
-
-    Leaves and nodes are hashed with different prefixes, so that a node cannot be passed off as a leaf. Only
-    one digest is kept for each time the list has doubled.
-    """
-
-    __slots__ = ("_count", "_subtree_roots")
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._subtree_roots: list[bytes] = []  # of complete subtrees, largest first
-
-    def add_leaf(self, leaf: bytes) -> None:
-        """Append a leaf to the list."""
-        node, size = hash_bytes(b"\x00" + leaf), self._count
-        # Every 1 at the end of the count is a complete subtree that the new leaf completes to a larger one.
-        while size & 1:
-            node, size = hash_bytes(b"\x01" + self._subtree_roots.pop() + node), size >> 1
-        self._subtree_roots.append(node)
-        self._count += 1
-
-    @property
-    def leaf_count(self) -> int:
-        """The number of leaves."""
-        return self._count
-
-    @property
-    def root_hash(self) -> bytes:
-        """The root of all leaves added so far."""
-        if not self._subtree_roots:
-            return hash_bytes(b"")
-        node = self._subtree_roots[-1]
-        for left in reversed(self._subtree_roots[:-1]):
-            node = hash_bytes(b"\x01" + left + node)
-        return node
-
-
 def move_log(
     source: Engine,
     target: Engine,
@@ -122,7 +86,10 @@ def move_log(
     copied = 0 if is_complete else _copy_entries(source.store, target.store, progress)
     entries, entities, root = _compare_stores(source.store, target.store)
     if not is_complete:
-        origin = {"from": source.url, "entries": entries, "root": root}
+        origin: dict[str, Any] = {"from": source.url, "entries": entries, "root": root}
+        if has_checkpoints(source):
+            # The copy has another order; with this record its tree stays that of the source.
+            origin[POSITIONS_FIELD] = find_switch_positions(source, _load_switches(source.store)[0])
         decision = {"action": "arrived", "switch": source.url, "reason": reason, "actor": actor}
         update_switches(target, lambda board: set_log_location(board, ""), decision, {"copy": origin})
     lag = max(0.0, source.now() - target.now())
@@ -319,14 +286,14 @@ def _compare_stores(source: Store, target: Store) -> tuple[int, int, str]:
 
 def _compute_root(store: Store, switch_count: int) -> tuple[int, str]:
     """Check the hash of every entry; return the number of entries and their Merkle root."""
-    tree = MerkleTree()
+    tree = TreeFrontier()
     for entry in _entries_in_copy_order(store, switch_count):
         digest = entry.body_digest if entry.body is None else hash_bytes(entry.body)
         if entry.hash != hash_entry(entry.prev, entry.header, digest):
             raise StoreError(f"entry {entry.seq} ({entry.entity}) was altered: its hash does not fit")
         # The entry's hash is the same with and without its body; the last byte makes a lost body visible.
-        tree.add_leaf(entry.hash + (b"\x01" if entry.body is not None else b"\x00"))
-    return tree.leaf_count, tree.root_hash.hex()
+        tree.add_leaf_hash(hash_leaf(entry.hash + (b"\x01" if entry.body is not None else b"\x00")))
+    return tree.size, tree.compute_root().hex()
 
 
 def _list_heads(store: Store, kind: str) -> Iterator[Head]:

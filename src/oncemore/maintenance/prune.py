@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from oncemore._values import Value
 from oncemore.errors import StoreError, UsageError, log_warning
 from oncemore.governance.gate import load_open_review
+from oncemore.governance.log_order import LEAVES_FIELD, LeafPositions, has_checkpoints
 from oncemore.log.entry_codec import build_write, decode_head, decode_header, read_body
 from oncemore.log.record import ArtifactRecord, EventRecord, RecordChange, RunRecord, WorkerRecord
 from oncemore.log.store import Batch, Conflict, HeadQuery, Stored
@@ -36,7 +37,7 @@ from oncemore.maintenance.tasks import (
 from oncemore.policy.canonical_json import make_event_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from oncemore.log.store import Head
     from oncemore.steps.engine import Engine
@@ -115,9 +116,12 @@ def prune_runs(
             for prunable in mark_runs(engine, "PRUNE", group, {"prune": task.entry_body}, counter):
                 counter.count_pruned(prunable)
         # After the prune: a run that was pruned just now is never old enough.
+        # After the first entry of the task: the first checkpoint of a log waits for prunes without this.
+        leaves = LeafPositions(engine) if has_checkpoints(engine) else None
         if forget_keys_after is not None:
-            _drop_keys(engine, task, step, task.started_at - forget_keys_after, counter)
-        _drop_workers(engine, task, counter)
+            before = task.started_at - forget_keys_after
+            _drop_keys(engine, task, step, before, leaves=leaves, counter=counter)
+        _drop_workers(engine, task, leaves, counter)
         close_abandoned_tasks(engine, abandoned)
         report = counter.build_report()
         options = {"older_than_s": older_than, "step": step, "forget_keys_after_s": forget_keys_after}
@@ -287,7 +291,13 @@ def remove_bodies(engine: Engine, group: list[PrunableRun]) -> None:
 
 
 def _drop_keys(
-    engine: Engine, task: MaintenanceTask, step: str | None, before: float, counter: PruneCounter
+    engine: Engine,
+    task: MaintenanceTask,
+    step: str | None,
+    before: float,
+    *,
+    leaves: LeafPositions | None,
+    counter: PruneCounter,
 ) -> None:
     """Remove tombstones of runs that were pruned before a time, with their events and artifact references.
 
@@ -307,11 +317,17 @@ def _drop_keys(
                     assert dependent is not None
                     dropped[name] = dependent.version, dependent.hash.hex()
         if dropped:
-            task.append_note({"forgotten": [[name, *last] for name, last in dropped.items()]})
+            forgotten = [[name, *last] for name, last in dropped.items()]
+            task.append_note({"forgotten": forgotten, **_describe_leaves(leaves, dropped)})
             engine.store.open_maintenance().drop_entities(
                 {name: version for name, (version, _) in dropped.items()}
             )
             counter.dropped_keys += count
+
+
+def _describe_leaves(leaves: LeafPositions | None, entities: Iterable[str]) -> dict[str, Any]:
+    """Return the record of the entries of entities by which the checkpoints of the log still hold."""
+    return {} if leaves is None else {LEAVES_FIELD: leaves.describe_entities(entities)}
 
 
 def _is_expired_tombstone(head: Head, before: float) -> bool:
@@ -329,7 +345,9 @@ def _group_references(engine: Engine) -> dict[str, list[str]]:
     return references
 
 
-def _drop_workers(engine: Engine, task: MaintenanceTask, counter: PruneCounter) -> None:
+def _drop_workers(
+    engine: Engine, task: MaintenanceTask, leaves: LeafPositions | None, counter: PruneCounter
+) -> None:
     """Remove the records of workers that have been dead for a day and have no open work."""
     # A run or event in progress needs its worker's record: the next worker reads there that the lease ended.
     needed = {open_task.worker for _, open_task in list_tasks(engine, state="OPEN")}
@@ -344,7 +362,7 @@ def _drop_workers(engine: Engine, task: MaintenanceTask, counter: PruneCounter) 
             and head.entity.partition("/")[2] not in needed
         }
         if dead:
-            task.append_note({"workers": list(dead)})
+            task.append_note({"workers": list(dead), **_describe_leaves(leaves, dead)})
             try:
                 counter.workers += engine.store.open_maintenance().drop_entities(dead)
             except StoreError as error:

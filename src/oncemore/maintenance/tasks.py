@@ -127,7 +127,9 @@ def read_head_pages(
 ) -> Iterator[list[Head]]:
     """Yield all heads of a kind in pages, ordered by entity."""
     after, limit = "", page_size or PAGE_SIZE
-    while page := list(store.list_heads(HeadQuery(kind, state, None, step, limit=limit, after=after))):
+    # The name of an entity begins with its kind: with the prefix, a store does not read all other heads.
+    query = HeadQuery(kind, state, None, step, limit=limit, prefix=f"{kind}/")
+    while page := list(store.list_heads(query._replace(after=after))):
         yield page
         after = page[-1].entity
 

@@ -212,7 +212,8 @@ def _default_crashes(governed: bool) -> int | None:
 class StepSettings(Value):
     """Settings of a policy file for the durable steps that use it.
 
-    after_failure   "raise", or "new_run": a new call of failed work starts a new run
+    after_failure   "new_run": a new top-level call of failed work starts a new run; or "raise", in governed
+                    files unless they say otherwise
     quarantines     whether work that is not retried is quarantined (X-56)
     halts_pipeline  whether a non-retryable error halts the step's pipeline (X-71)
     breaker         rules of the provider's circuit breaker; None for no breaker
@@ -223,9 +224,10 @@ class StepSettings(Value):
     priority        priority of the work for workers: P0, P1 or P2
     repeats_once    whether a `once` step is retried after an error that guarantees that nothing happened
     lease           lease time and renewal interval in seconds; None: the engine's own settings
+    governed_profile  the `Profile` of a governed file, whose version a store remembers; else None
     """
 
-    after_failure: str = "raise"
+    after_failure: str = "new_run"
     quarantines: bool = False
     halts_pipeline: bool = False
     breaker: BreakerRules | None = None
@@ -234,6 +236,7 @@ class StepSettings(Value):
     priority: str = "P1"
     repeats_once: bool = True
     lease: tuple[float, float] | None = None
+    governed_profile: object = None
 
 
 class PolicyFacts(Value):

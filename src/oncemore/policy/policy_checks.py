@@ -155,9 +155,7 @@ def _broken_when_governed(policy: Policy) -> Iterator[tuple[str, str]]:
         text = f"a governed policy allows 1 to {GOVERNED_ATTEMPTS} (BACKOFF-20)"
         yield "max_attempts", f"is {policy.max_attempts}; {text}"
     if policy.max_crashes is not None:
-        text = (
-            "a governed policy counts an attempt that is lost with its process in max_attempts (BACKOFF-20)"
-        )
+        text = "a governed policy counts an attempt that is lost with its process in max_attempts"
         yield "max_crashes", f"is {policy.max_crashes}; {text}: None, or null in a file"
     if not _has_growing_delays(policy):
         delays = ", ".join(f"{delay:g}" for delay in _planned_delays(policy)[:4])

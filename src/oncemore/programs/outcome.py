@@ -173,11 +173,8 @@ def _make_error_outcome(step: ProgramStep, error: Error) -> ExecOutcome:
         outcome = ExecOutcome(
             _exit_code_of_error(error, run), "oncemore", due_at=getattr(error, "until", None)
         )
-    return _add_run_facts(
-        step,
-        run,
-        outcome._replace(message=_format_message(error, step, program), hint=_format_hint(error, program)),
-    )
+    message, hint = _format_message(error, step, program), _format_hint(error, step, program)
+    return _add_run_facts(step, run, outcome._replace(message=message, hint=hint))
 
 
 def _format_message(error: Error, step: ProgramStep, program: dict[str, Any] | None) -> str:
@@ -233,7 +230,7 @@ def _exit_code_of_failure(error: Error, run: Any) -> int:
     return EXIT_LOST
 
 
-def _format_hint(error: Error, program: dict[str, Any] | None) -> str:
+def _format_hint(error: Error, step: ProgramStep, program: dict[str, Any] | None) -> str:
     if isinstance(error, OutcomeUnknown):
         unlisted = program is not None and not program["ended_by"]
         text = (
@@ -247,6 +244,8 @@ def _format_hint(error: Error, program: dict[str, Any] | None) -> str:
             "not-applied to try again, each with --reason."
         )
     if isinstance(error, StepFailed) and error.run is not None:
+        if step.begins_again:
+            return "It does not run again by itself; the next call starts a new run."
         return "It does not run again by itself; --rerun --reason TEXT starts a new run."
     return ""
 
@@ -278,7 +277,11 @@ def _add_run_facts(step: ProgramStep, run: Run[Any] | None, outcome: ExecOutcome
         return outcome
     state = run.state
     return outcome._replace(
-        status=run.status, reason=run.reason, run_id=run.run_id, attempts=state.attempt_count, key=run.key
+        status=run.status,
+        reason=run.reason,
+        run_id=run.run_id,
+        attempts=state.attempt_count + state.crash_count,
+        key=run.key,
     )
 
 

@@ -18,6 +18,7 @@ from oncemore import clock
 from oncemore.artifacts.artifact import make_label
 from oncemore.errors import Error, LeaseLost, PolicyViolation
 from oncemore.log.record import LoadedHead
+from oncemore.policy.closing import LEASE_EXPIRED
 from oncemore.programs.exit_rules import (
     ProgramFailed,
     classify_program_error,
@@ -38,6 +39,7 @@ from oncemore.steps.decorator import Step
 from oncemore.steps.ops import AppendChange, RunAttempt, SleepSeconds, WatchEntity
 from oncemore.steps.options import StepOptions
 from oncemore.steps.perform import run_call
+from oncemore.steps.stored_failure import begins_new_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,6 +106,14 @@ class ProgramStep(Step[Any, Any]):
                 AppendChange: self._append_and_announce,
             }
         )
+
+    @property
+    def begins_again(self) -> bool:
+        """Whether the next call of a failed program starts a new run; the error of a call says so."""
+        run = None if self._call is None else self._load_run(self._call).state
+        if run is None or run.cancelled_at or run.reason == "rejected" or run.effect == "once":
+            return False
+        return self._exec_options.after_failure == "new_run"
 
     def last_run(self) -> Run[Any] | None:
         """Return the key's last run as it is now; None if the key is not known yet."""
@@ -198,7 +208,10 @@ class ProgramStep(Step[Any, Any]):
         """Announce a failed attempt that will be followed by another."""
         if state.state == "SOFT_FAIL" and not state.held_for:
             reason = (body.get("error") or {}).get("message") or state.reason
-            self._remarks.say(f"attempt {state.attempt_count} of {state.max_attempts}: {reason}")
+            count = f"attempt {state.attempt_count} of {state.max_attempts}"
+            if state.max_crashes and state.reason == LEASE_EXPIRED:
+                count = f"crash {state.crash_count} of {state.max_crashes}"
+            self._remarks.say(f"{count}: {reason}")
 
     def _adjust_plan(self, plan: StepPlan) -> StepPlan:
         return plan.copy_with(
@@ -335,7 +348,9 @@ def _program_signature(
 def _may_start(call: PreparedCall) -> bool:
     """Return whether this call may start the program, by the state of the key's last run."""
     state = call.head.record
-    return state is None or (state.state not in ("COMPLETE", "HARD_FAIL") and not state.held_for)
+    if state is not None and state.state == "HARD_FAIL":
+        return begins_new_run(call.plan, call, state, 0.0)
+    return state is None or (state.state != "COMPLETE" and not state.held_for)
 
 
 def _attempt_environment(attempt: RunningAttempt) -> dict[str, str]:

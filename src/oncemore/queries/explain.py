@@ -181,8 +181,8 @@ def _describe_end(timeline: RunTimeline, span: TimeSpan, end: TimelineEntry | No
     elif end.state.held_for == POISON:
         lost = _describe_lost_worker(timeline, span, end)
         yield (
-            f"Its worker was lost{lost}, and {describe_spent_budget(end.state)}: the work may be what ends its "
-            "workers, so it is held for a person (poison)."
+            f"Its worker was lost{lost}, and {describe_spent_budget(end.state)}: the work may be what ends "
+            "its workers, so it is held for a person (poison)."
         )
     elif end.state.held_for:
         yield (

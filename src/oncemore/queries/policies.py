@@ -81,7 +81,10 @@ class PolicyFault(Value):
 
 
 class PolicyCheck(Value):
-    """The result of checking one file; `good` if it has no faults."""
+    """The result of checking one file; `good` if it has no faults.
+
+    against  the earlier state that it was compared with, and its version; empty if there is none
+    """
 
     file: str
     good: bool
@@ -91,6 +94,7 @@ class PolicyCheck(Value):
     faults: tuple[PolicyFault, ...] = ()
     more_faults: int = 0
     warnings: tuple[str, ...] = ()
+    against: str = ""
 
 
 @contextmanager
@@ -175,24 +179,24 @@ def _find_in_log(digest: str, store: str | None) -> FoundInLog | None:
 
 
 def _load_profile(name: str) -> Profile:
-    from oncemore.policy.files import load, names
-    from oncemore.policy.files import profile as by_name
+    from oncemore.policy.files import inspect_file, names
+    from oncemore.policy.files.address import find_profile_file
 
     with ignore_warnings():
         # A path always means that file, even if a packaged profile has the same name.
         if _YAML_SUFFIX.search(name):
-            _check_file_exists(name)
-            return load(_resolve_packaged_path(name))
+            check_file_exists(name)
+            return inspect_file(_resolve_packaged_path(name))
         known = names()
         if name not in known:
             raise UsageError(
                 f"there is no policy {name!r}{suggest_names(name, known)}; `oncemore policy list` shows all, "
                 "and a file is given as a path that ends in .yaml."
             )
-        return by_name(name)
+        return inspect_file(find_profile_file(name))
 
 
-def _check_file_exists(path: str) -> None:
+def check_file_exists(path: str) -> None:
     """Raise `UsageError` if a file does not exist; every other fault is part of the result."""
     if not os.path.exists(path):  # noqa: PTH110 - the path as it was given
         raise UsageError(f"there is no file {path}; give the path of a policy file.")
@@ -220,7 +224,7 @@ def _format_choices(profile: str, names: list[str]) -> str:
 
 def check_file(path: str) -> PolicyCheck:
     """Return all faults and warnings of a policy file."""
-    _check_file_exists(path)
+    check_file_exists(path)
     return _check_path(_resolve_packaged_path(path), path)
 
 
@@ -238,11 +242,10 @@ def check_text(text: bytes) -> PolicyCheck:
 
 def _check_path(path: str, shown: str) -> PolicyCheck:
     """Check the file at a path; messages name it as `shown`."""
-    from oncemore.policy.files import PolicyFileError, load
+    from oncemore.policy.files import PolicyFileError, inspect_file
 
     try:
-        with ignore_warnings():
-            profile = load(path)
+        profile = inspect_file(path)
     except PolicyFileError as error:
         faults = tuple(_make_fault(fault, path, shown) for fault in error.faults)
         return PolicyCheck(file=shown, good=False, faults=faults, more_faults=error.more)

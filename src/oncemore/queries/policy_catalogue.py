@@ -10,6 +10,7 @@ from __future__ import annotations
 from hashlib import sha256
 from pathlib import Path
 
+from oncemore import clock as clocks
 from oncemore._values import Value
 from oncemore.config import policy_root
 
@@ -28,7 +29,8 @@ PACKAGED_ROWS_FILE: Final = Path(__file__).with_name("packaged.json")
 class ProfileRow(Value):
     """One profile in the list; `fault` is the reason why a file cannot be used.
 
-    Attempts and timeouts are the smallest and the largest of its policies; None means no timeout.
+    Attempts and timeouts are the smallest and the largest of its policies; None means no timeout. `overdue`
+    says what is late about it: its review, its time to live, its expiry (GOV-18, VER-5).
     """
 
     name: str
@@ -42,6 +44,7 @@ class ProfileRow(Value):
     signature: str = ""
     digest: str = ""
     fault: str = ""
+    overdue: str = ""
 
 
 def list_profiles() -> tuple[ProfileRow, ...]:
@@ -64,7 +67,8 @@ def read_profiles() -> tuple[ProfileRow, ...]:
 
 
 def _make_row(entry: PolicyListing) -> ProfileRow:
-    from oncemore.policy.files import load
+    from oncemore.governance.policy_content import describe_dates
+    from oncemore.policy.files import inspect_file
 
     row = ProfileRow(
         name=entry.name,
@@ -75,7 +79,7 @@ def _make_row(entry: PolicyListing) -> ProfileRow:
     )
     if entry.fault:
         return row
-    profile = load(entry.source)
+    profile = inspect_file(entry.source)
     attempts = [policy.max_attempts for policy in profile.policies.values()]
     timeouts = [policy.timeout_s for policy in profile.policies.values()]
     limited = [timeout for timeout in timeouts if timeout is not None]
@@ -88,6 +92,7 @@ def _make_row(entry: PolicyListing) -> ProfileRow:
         attempts=(min(attempts), max(attempts)),
         timeout_s=(min(limited) if limited else None, longest),
         digest=profile.digest,
+        overdue="; ".join(describe_dates(profile.metadata, clocks.current.wall())),
     )
 
 

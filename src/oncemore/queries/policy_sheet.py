@@ -253,12 +253,13 @@ class PolicySource(Value):
 
 def read_sources(profile: Profile) -> tuple[PolicySource, ...]:
     """Return the sources of a profile: its own file, then the files that it extends."""
-    from oncemore.policy.files import profile as load_profile
+    from oncemore.policy.files import inspect_file
+    from oncemore.policy.files.address import find_profile_file
 
     sources = [_read_source(profile)]
     for name in profile.extends:
         try:
-            sources.append(_read_source(load_profile(name)))
+            sources.append(_read_source(inspect_file(find_profile_file(name))))
         except PolicyError:
             # The parent was extended by its path and cannot be loaded by its name.
             break

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from oncemore.classifiers.classify import classify, ensure_plugins_loaded
 from oncemore.config import are_retries_enabled
-from oncemore.errors import AttemptTimeout, UsageError, warn_policy
+from oncemore.errors import AttemptTimeout, StepFailed, UsageError, warn_policy
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import STANDARD, Policy, check_jitter, check_schedule, check_seed, policy_name
 from oncemore.policy.verdict import decide_verdict, forbids_retry
@@ -128,15 +128,15 @@ def build_plan(options: RetryOptions, name: str, colour: str) -> RetryPlan:
     policy = resolve_policy(options)
     fallback = options.get("fallback", NO_FALLBACK)
     if callable(fallback):
-        _check_hook("fallback", fallback, colour)
+        check_hook("fallback", fallback, colour)
     hooks = {
-        option: _check_hook(option, options.get(option), colour)
+        option: check_hook(option, options.get(option), colour)
         for option in ("until", "on_retry", "on_give_up")
     }
     return RetryPlan(
         name=options.get("name") or name,
         policy=policy,
-        covers=_make_covers(options["on"], policy),
+        covers=make_covers(options["on"], policy),
         classify=classify,
         deadline=_parse_deadline(options.get("deadline")),
         budget=resolve_budget(options.get("budget"), options.get("policy")),
@@ -248,7 +248,7 @@ def _fixed_schedule(delays: Sequence[Seconds]) -> Schedule:
     return check_schedule(Schedule("fixed", delays=tuple(as_seconds("wait", delay) for delay in delays)))
 
 
-def _make_covers(on: On, policy: Policy) -> Callable[[Exception, Failure], bool]:
+def make_covers(on: On, policy: Policy) -> Callable[[Exception, Failure], bool]:
     """Return the function that says whether an error may be retried."""
     if isinstance(on, str):
         return _covers_by_class(on, policy)
@@ -280,8 +280,13 @@ def _make_covers(on: On, policy: Policy) -> Callable[[Exception, Failure], bool]
 
 
 def _covers_nothing(error: Exception, failure: Failure, policy: Policy) -> bool:
-    """Return whether an error is never retried, even if `on` covers it (ADR 0005, 0036)."""
-    return isinstance(error, UsageError) or forbids_retry(failure, policy)
+    """Return whether an error is never retried, even if `on` covers it (ADR 0005, 0036).
+
+    Also the failure of a durable step: it has used its own attempts, and a new call of it would be a new run
+    with as many again (ADR 0045).
+    """
+    is_step = isinstance(error, StepFailed) and error.run is not None
+    return is_step or isinstance(error, UsageError) or forbids_retry(failure, policy)
 
 
 def _covers_by_class(on: str, policy: Policy) -> Callable[[Exception, Failure], bool]:
@@ -299,7 +304,8 @@ def _covers_by_class(on: str, policy: Policy) -> Callable[[Exception, Failure], 
     )
 
 
-def _check_hook(option: str, hook: Any, colour: str) -> Any:
+def check_hook(option: str, hook: Any, colour: str) -> Any:
+    """Return a hook, or None; refuse one that is not a function, or that would have to be awaited."""
     if hook is None:
         return None
     if not callable(hook):
@@ -318,7 +324,7 @@ def _make_observer(options: RetryOptions, name: str, policy: Policy) -> CallObse
     from oncemore.audit.recorder import AuditRecorder, SinkWriter, check_category, default_category
 
     code = default_category(options.get("name") or name) if category is None else check_category(category)
-    if _check_hook("on_event", sink, "plain") is None:
+    if check_hook("on_event", sink, "plain") is None:
         return None
     return AuditRecorder(SinkWriter(sink), code, options.get("name") or name, policy=policy_name(policy))  # type: ignore[arg-type]
 

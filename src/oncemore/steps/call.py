@@ -43,6 +43,7 @@ class PreparedCall(Struct, eq=False):
                 run with the run's own `cfg_hash`
     deadline    when a run that this call begins must have ended; 0 for no deadline
     give_up     until when this caller waits for another attempt or for a time; 0 for no limit
+    outer_start  when the run was created in which the call is made; 0 for a call outside of any run
     tenant      the tenant of the work; empty if there is none
     dataset     the dataset that it works on; empty if there is none
     masking     the level at which it masks the data
@@ -60,6 +61,8 @@ class PreparedCall(Struct, eq=False):
     current_attempt  entity and fence of the attempt that this call is making
     interrupt        an interruption (Ctrl-C, cancellation), until the run is in a consistent state
     last_answer      the result of an awaited operation, if its coroutine was closed meanwhile
+    took_part        whether it has met the run while it was open, or begun it: if that run fails, so does the
+                     call, and it begins no further one
     was_reread       whether the head was read again: the guess was wrong, or an attempt failed
     write_count      the number of entries that the call has appended
     own_arguments    the caller's arguments, while `args` and `kwargs` are those of a recorded run
@@ -78,6 +81,7 @@ class PreparedCall(Struct, eq=False):
     code_hash: str = ""
     deadline: float = 0.0
     give_up: float = 0.0
+    outer_start: float = 0.0
     tenant: str = ""
     dataset: str = ""
     masking: int = 0
@@ -92,6 +96,7 @@ class PreparedCall(Struct, eq=False):
     current_attempt: tuple[str, int] | None = None
     interrupt: BaseException | None = None
     last_answer: Any = None
+    took_part: bool = False
     was_reread: bool = False
     write_count: int = 0
     own_arguments: Arguments | None = None

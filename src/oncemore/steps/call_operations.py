@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncemore._driver import OperationTable
-from oncemore.limits import budget_step
+from oncemore.limits import budget_step, queue_step
+from oncemore.limits.queue_rules import FindQueueSlot
 from oncemore.steps import operations, ops, perform
 from oncemore.steps.attempt_storage import read_entry
 from oncemore.steps.call import PreparedCall
@@ -32,10 +33,12 @@ CALL_OPERATIONS = OperationTable(
         ops.LoadJournal: lambda call, op: load_journal(call.store, op.entity, call.engine.cipher),
         ops.SleepSeconds: operations.sleep_seconds,
         ops.WatchEntity: operations.watch_entity,
+        ops.WatchLog: operations.watch_log,
         ops.AskPermission: perform.ask_permission,
         ops.ReserveWorker: perform.reserve_worker,
         ops.PrepareSubmission: operations.prepare_submission,
         ops.TakeRateSlot: operations.take_rate_slot,
+        FindQueueSlot: lambda call, op: queue_step.find_free_slot(call.engine, op.queue),
         ops.DrawBudget: lambda call, op: budget_step.draw_budget(call.engine, op),
         ops.RefundBudget: lambda call, op: budget_step.refund_budget(call.engine, op),
         ops.EarnBudget: operations.earn_budget,
@@ -51,6 +54,7 @@ CALL_OPERATIONS = OperationTable(
     {
         ops.SleepSeconds: operations.sleep_seconds_async,
         ops.WatchEntity: operations.watch_entity_async,
+        ops.WatchLog: operations.watch_log_async,
         ops.AskPermission: perform.ask_permission_async,
         ops.TakeRateSlot: operations.take_rate_slot_async,
         ops.EarnBudget: operations.earn_budget_async,

@@ -22,13 +22,21 @@ def current_key() -> str:
     return "" if attempt is None else attempt.key
 
 
-def check_not_recursive(name: str, entity: str) -> None:
-    """Refuse a step that calls itself with the same key: it would wait for itself."""
-    attempt = CURRENT.get()
+def find_outer_start(name: str, entity: str) -> float:
+    """Return when the oldest run around a call was created; 0 if the call is not made inside a run.
+
+    Refuses a step that calls itself with the same key: it would wait for itself.
+    """
+    attempt, start = CURRENT.get(), 0.0
     while attempt is not None:
+        run = attempt.head.record
         if attempt.head.entity == entity:
             raise UsageError(f"{name} calls itself with the same key; it would wait for itself for ever")
+        # A task may outlive the attempt that started it; then it is a caller of its own.
+        if not attempt.over:
+            start = min(start, run.created_at) if start else run.created_at
         attempt = attempt.parent
+    return start
 
 
 class AttemptContext:

@@ -9,17 +9,17 @@ from oncemore.errors import UsageError, warn_policy
 from oncemore.maintenance.import_keys import build_import, mark_keys_done
 from oncemore.open_engine import default_policy
 from oncemore.retries.options import as_seconds
-from oncemore.steps import admission, operator_flow, step_map, transitions
-from oncemore.steps.attempt import CURRENT
-from oncemore.steps.context import CONTEXT, compute_deadlines, parse_moment
+from oncemore.steps import admission, operator_flow, transitions
+from oncemore.steps.context import CONTEXT
 from oncemore.steps.ops import ReconcileAnswer
 from oncemore.steps.options import NO_EFFECT, StepOptions
 from oncemore.steps.recorded_policies import plan_of_run
-from oncemore.steps.step import OUTCOME_ERRORS, StepCalls, has_ended
+from oncemore.steps.step import OUTCOME_ERRORS, has_ended
+from oncemore.steps.submit import SubmittedCalls
 from oncemore.workers.poll import KnownStep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from os import PathLike
 
     from oncemore.control.approvals import ApprovalState
@@ -27,16 +27,15 @@ if TYPE_CHECKING:
     from oncemore.limits.budget import TokenBucket
     from oncemore.limits.cooldown_rules import Cooldown
     from oncemore.limits.shared_rate import RateLimiter
+    from oncemore.policy.backoff import Schedule
     from oncemore.policy.model import Effect
     from oncemore.policy.policy import Policy
-    from oncemore.retries.options import Seconds
+    from oncemore.retries.options import On, Seconds
     from oncemore.steps.call import PreparedCall
-    from oncemore.steps.context import When
     from oncemore.steps.engine import Engine
     from oncemore.steps.run import Run
     from oncemore.steps.step import DecisionScript
     from oncemore.steps.step_types import StepDecorator
-    from oncemore.workers.job_run import JobRun
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -44,7 +43,7 @@ R = TypeVar("R")
 S = TypeVar("S")
 
 
-class Step(StepCalls[P, R]):
+class Step(SubmittedCalls[P, R]):
     """A durable function: it is called like the function itself, and runs once per key.
 
     The methods of an async step that return a `Run` or a `JobRun` return an awaitable of it.
@@ -106,64 +105,6 @@ class Step(StepCalls[P, R]):
         except OUTCOME_ERRORS as error:
             return self._run_or_error(error)
         return self._load_run(call)
-
-    def submit(self, *args: Any, at: When | None = None, **kwargs: Any) -> Run[R]:
-        """Submit the work for a worker and return its `Run`; await it if async.
-
-        Work is submitted once: if the key has a run, in any state, that one is returned. The log must be able
-        to store all arguments.
-
-        at  the earliest time of the first attempt: an aware datetime, POSIX seconds, or a timedelta from now
-        """
-        call = self._prepare_call(args, kwargs)
-        # Refused now: a worker has only the arguments in the log, and the caller would not see it fail.
-        if call.withheld:
-            raise UsageError(
-                f"{self.name} cannot be submitted to a worker with {', '.join(call.withheld)}: the log "
-                "does not store a Secret or an argument of ignore=; let the step read it itself, or give the "
-                "parameter a default"
-            )
-        due, now = 0.0, call.engine.now()
-        if at is not None:
-            due = parse_moment("at", at, now)
-            # The total timeout begins when the work is due.
-            total_timeout_s = self._options.policy.total_timeout_s
-            call.deadline, _ = compute_deadlines(total_timeout_s, CONTEXT.get().deadline, max(due, now))
-            if call.deadline and due >= call.deadline:
-                raise UsageError(f"at is {at!r}, which is not before the deadline of {self.name}")
-        return self._run_script(call, operator_flow.submit_run(call.plan, call, due))  # type: ignore[no-any-return]
-
-    def map(
-        self,
-        items: Iterable[Any],
-        *,
-        max_concurrency: int = 5,
-        unpack: Literal["argument", "args", "kwargs"] = "argument",
-        progress: Literal["auto", "off"] = "auto",
-        max_wait: Seconds | None = None,
-        executor: Any = None,
-    ) -> JobRun[R]:
-        """Call the step for each item, several at a time, and return the `JobRun`; await it if async.
-
-        The failure of an item is not raised; the `JobRun` has it. The concurrency limit of a throttling
-        provider is halved, and raised by one after each quiet period.
-
-        max_concurrency  the largest number of concurrent calls
-        unpack           how an item is passed: the step's only "argument", its "args" or its "kwargs"
-        progress         "auto": a line on standard error, if that is a terminal; or "off"
-        max_wait         how long the job waits for an item that is due again later; as long as a call does
-                         (`max_inline_wait_s` of the engine), unless given
-        executor         where attempts are made: an executor of `concurrent.futures`, a Dask `Client`, or the
-                         module `ray`; in threads of this process, or in the event loop, unless given. Other
-                         processes import the step and open the store by its address
-        """
-        limits = step_map.MapLimits(max_concurrency, unpack, progress, max_wait)
-        job = step_map.map_items(self, items, limits, executor)
-        outer = CURRENT.get()
-        if outer is not None and outer.journal is not None and outer.journal.is_workflow:
-            # A workflow waits for the items that are not done yet.
-            return outer.journal.finish_map(job, is_async=self._is_async)  # type: ignore[no-any-return, attr-defined]
-        return job  # type: ignore[no-any-return]
 
     # Decisions of operators -------------------------------------------------------------------------
 
@@ -245,7 +186,15 @@ def known_step(step: Step[..., Any]) -> KnownStep:
     """Return the step as a worker knows it."""
     options = step._options  # noqa: SLF001 - a part of the same feature
     resume = step._resume_run  # noqa: SLF001
-    return KnownStep((step.name, *step.aliases), options.colour == "coroutine", resume, options.pipeline)
+    return KnownStep(
+        names=(step.name, *step.aliases),
+        is_async=options.colour == "coroutine",
+        resume_run=resume,
+        pipeline=options.pipeline,
+        queue=options.queue,
+        schedules=options.schedules,
+        prepare_call=lambda engine, args: step.bind(engine)._prepare_call(args, {}),  # noqa: SLF001
+    )
 
 
 def decode_arguments(step: Step[..., Any], stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -280,6 +229,10 @@ def step(
     version: str = "1",
     on_version_change: Literal["new", "reuse", "fail"] | None = None,
     policy: Policy | str | PathLike[str] | None = None,
+    on: On | None = None,
+    until: Callable[[Any], object] | None = None,
+    attempts: int | None = None,
+    wait: Schedule | Seconds | Sequence[Seconds] | None = None,
     timeout: Seconds | None = None,
     isolate: Literal["process"] | None = None,
     total_timeout: Seconds | None = None,
@@ -297,6 +250,8 @@ def step(
     cooldown: Cooldown | None = None,
     requires_approval: bool = False,
     pipeline: str | None = None,
+    queue: str | None = None,
+    concurrency: int | None = None,
     operation: str | None = None,
     masking: int | Callable[..., int] | None = None,
 ) -> StepDecorator:
@@ -323,6 +278,11 @@ def step(
                        `on_version_change="new"|"reuse"|"fail"` or the policy's `on_config_change` says
                        otherwise
     policy             a `Policy`, its name or the path of a policy file
+    on                 the errors to retry, as in `retry`: exception types, a predicate, "transient" or
+                       "not-sent"; those of the policy unless given
+    until              retries until the result satisfies this function; not for `once`
+    attempts, wait     number of attempts, and the waits between them, as in `retry`: seconds, a list of
+                       seconds or a schedule of `oncemore.backoff`; those of the policy unless given
     timeout            limit of one attempt
     isolate            "process": the function runs in a process of its own, and is killed at its limit
     total_timeout      limit of the whole run with its waits, and of waiting for another worker
@@ -353,6 +313,8 @@ def step(
     requires_approval  no attempt begins before an operator has approved it (`oncemore approve`)
     pipeline           the pipeline of the step; the function's module unless given. A policy with
                        `halt_scope: pipeline` halts it after an error that is not retryable
+    queue, concurrency the name of a queue, and how many attempts of its steps may run at once in all
+                       processes on the store; further calls wait, submitted runs wait for a worker
     """
     if effect is None:
         raise UsageError(NO_EFFECT)
@@ -363,11 +325,13 @@ def step(
         "effect": effect, "name": name, "aliases": aliases, "key": key, "ignore": ignore,
         "partition": partition, "bucket": bucket, "tenant": tenant, "config": config, "version": version,
         "on_version_change": on_version_change, "policy": default_policy() if policy is None else policy,
+        "on": on, "until": until, "attempts": attempts, "wait": wait,
         "timeout": timeout, "isolate": isolate, "total_timeout": total_timeout, "if_running": if_running,
         "not_applied": not_applied, "reconcile": reconcile, "provider": provider, "breaker": breaker,
         "rate": rate, "budget": budget, "dataset": dataset, "priority": priority, "retain_for": retain_for,
         "artifact": artifact, "cooldown": cooldown, "requires_approval": requires_approval,
-        "pipeline": pipeline, "operation": operation, "masking": masking,
+        "pipeline": pipeline, "queue": queue, "concurrency": concurrency, "operation": operation,
+        "masking": masking,
     }  # fmt: skip
 
     def decorate(function: Callable[P, R]) -> Step[P, R]:

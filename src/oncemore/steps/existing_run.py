@@ -1,7 +1,6 @@
 """Handle a call of a key that has a run already: one handler per state of the run.
 
-Each function returns an `EndCall`, a head that may be claimed, None (read the head again), or WAITED (the
-call waited for this run and reads the head again).
+Each function returns an `EndCall`, a head that may be claimed, or None (read the head again).
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from oncemore.steps.ops import (
     SleepSeconds,
     WatchEntity,
 )
+from oncemore.steps.stored_failure import begins_new_run, build_stored_failure, find_failure_time
 from oncemore.workflows.journal import WAITING_FOR
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 START_TOLERANCE_S = 1.0
 #: How often a call looks at a workflow that waits for a signal, in seconds.
 SIGNAL_POLL_S = 0.1
-#: The call has waited for the run, its own or that of another caller.
-WAITED = object()
 
 
 def handle_existing_run(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: float) -> Script:
@@ -48,8 +46,10 @@ def handle_existing_run(plan: StepPlan, call: PreparedCall, head: LoadedHead, no
     conflict = transitions.check_same_arguments(plan, call, run)
     if conflict is not None:
         return EndCall(None, conflict)
-    if run.pruned_at and not _starts_new_run_after_failure(plan, run):
+    if run.pruned_at and not (run.state == "HARD_FAIL" and begins_new_run(plan, call, run, 0.0)):
         return EndCall(None, refusals.key_expired(plan, call, run))
+    if run.state not in transitions.FINAL_STATES:
+        call.took_part = True
     return (yield from BY_STATE[run.state](plan, call, head, now))
 
 
@@ -57,16 +57,12 @@ def is_outdated(plan: StepPlan, call: PreparedCall, run: RunRecord) -> bool:
     """Return whether a finished run gives way to a new one because its version or config changed."""
     if run.state not in transitions.FINAL_STATES or run.pruned_at or run.cancelled_at:
         return False
-    return run.cfg_hash != call.cfg_hash and _version_change_action(plan) == "new"
-
-
-def _starts_new_run_after_failure(plan: StepPlan, run: RunRecord) -> bool:
-    """Return whether the policy begins a new run after a failure; such a run needs nothing of the last."""
-    return run.state == "HARD_FAIL" and plan.after_failure == "new_run" and plan.effect != "once"
+    may_repeat = plan.effect != "once" if run.state == "HARD_FAIL" else _version_change_action(plan) == "new"
+    return run.cfg_hash != call.cfg_hash and may_repeat
 
 
 def _version_change_action(plan: StepPlan) -> str:
-    """Return "new", "reuse" or "fail": the action after a finished run of another version or config."""
+    """Return "new", "reuse" or "fail": the action after a complete run of another version or config."""
     # By default only `pure` work is repeated: a version bump must not repeat an effect.
     return plan.on_version_change or ("new" if plan.effect == "pure" else "reuse")
 
@@ -93,20 +89,18 @@ def _on_complete(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: floa
 
 
 def _on_hard_fail(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: float) -> Script:
-    """Raise the stored failure again, or begin a new run where the policy or a new version says so.
-
-    A `once` step and a cancelled run never begin again by themselves.
-    """
+    """Raise the stored failure again, or begin a new run where the policy or a new version says so."""
     run = head.record
-    changed = run.cfg_hash != call.cfg_hash and _version_change_action(plan) == "new"
-    may_repeat = plan.effect != "once" and not run.cancelled_at
-    if may_repeat and (changed or plan.after_failure == "new_run"):
+    body = yield from read_entry_body(head, run.failure_version)
+    failed_at = find_failure_time(run, body)
+    if begins_new_run(plan, call, run, failed_at):
         review = yield from find_open_review(run)
         if review:
             return EndCall(None, refusals.review_missing(plan, head, review))
         return transitions.allow_new_run(plan, call, head, now)
-    body = yield from read_entry_body(head, run.failure_version)
-    return EndCall(None, refusals.run_failed(plan, head, None, body.get("error")))
+    if call.took_part:
+        return EndCall(None, refusals.run_failed(plan, head, None, body.get("error")))
+    return EndCall(None, build_stored_failure(plan, call, head, body.get("error"), failed_at))
 
 
 def _on_running(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: float) -> Script:
@@ -119,7 +113,7 @@ def _on_running(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: float
         return EndCall(None, refusals.in_progress(plan, head, until))
     wait = (min(until, call.give_up) if call.give_up else until) - now
     yield WatchEntity(head.entity, head.version, wait)
-    return WAITED
+    return None
 
 
 def _on_waiting(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: float) -> Script:
@@ -152,7 +146,7 @@ def _on_waiting(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: float
         return end
     # A signal can end the wait of a workflow before its time.
     yield SleepSeconds(min(wait, SIGNAL_POLL_S) if run.reason.startswith(WAITING_FOR) else wait)
-    return WAITED
+    return None
 
 
 def is_too_late(run: RunRecord, now: float) -> bool:

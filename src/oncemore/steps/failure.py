@@ -11,6 +11,7 @@ from oncemore.control.permits import halt_pipeline
 from oncemore.limits import breaker_step, budget_step, cooldown_step
 from oncemore.policy.closing import OUTCOME_UNKNOWN, close_run
 from oncemore.steps import refusals, transitions
+from oncemore.steps.failure_decision import decide_failure
 from oncemore.steps.ops import (
     CONFLICT,
     AskReconcile,
@@ -42,7 +43,7 @@ def record_failure(plan: StepPlan, outcome: AttemptOutcome, now: float) -> Scrip
 def _fail_attempt(plan: StepPlan, outcome: AttemptOutcome, error: Exception, now: float) -> Script:
     """Classify the error, decide, and append both; return the end, None to continue, or CONFLICT."""
     head, run = outcome.head, outcome.head.record
-    decision = transitions.decide_failure(plan, run, error, now)
+    decision = decide_failure(plan, run, error, now)
     failure = decision.situation.failure
     described = plan.describe(error, failure)
     also: tuple[Any, ...] = ()
@@ -57,7 +58,8 @@ def _fail_attempt(plan: StepPlan, outcome: AttemptOutcome, error: Exception, now
         decision, also = payment.decision, (*also, *payment.also)
         if payment.budget_debt:
             head = head._replace(record=head.record._replace(budget_debt=payment.budget_debt))
-    if plan.halts:
+    # What `on=` or `until=` of the step retries does not halt its pipeline.
+    if plan.halts and decision.situation.verdict != "RETRYABLE":
         also = (*also, *(yield from halt_pipeline(plan, run, failure, now)))
     if decision.situation.verdict == "UNKNOWN":
         answer = (yield AskReconcile(head)) if plan.has_reconcile else UNKNOWN

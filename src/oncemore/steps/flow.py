@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore._values import make
 from oncemore.governance import gate
-from oncemore.limits import breaker_step, cooldown_step
+from oncemore.limits import breaker_step, cooldown_step, queue_step
 from oncemore.log.entry_codec import is_plain_result
 from oncemore.log.store import JoinedWriteFailed
 from oncemore.policy.closing import close_run
 from oncemore.steps import admission, failure, refusals, transitions
-from oncemore.steps.existing_run import WAITED, handle_existing_run
+from oncemore.steps.existing_run import handle_existing_run
 from oncemore.steps.ops import (
     CONFLICT,
     NOW,
@@ -74,9 +74,7 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
         else:
             ready = yield from handle_existing_run(plan, call, head, now)
         head = None
-        if ready is WAITED:
-            step_plan = _with_stored_failure(step_plan)
-        if ready is None or ready is WAITED:
+        if ready is None:
             continue
         if type(ready) is EndCall:
             return (yield from _end_without_attempt(plan, ready))
@@ -93,10 +91,10 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
             continued = None if ready.record is None else ready
             terms = yield make(ReserveWorker, (plan.policy_name, plan.policy, plan.policy_source, continued))
             breaker_pass: Any = None
-            if plan.artifact or plan.breaker is not None or plan.rate is not None:
+            if plan.artifact or not (plan.breaker is None and plan.rate is None and plan.queue is None):
                 limits = yield from _pass_limits(plan, call, terms, ready, now)
                 if limits is None:
-                    step_plan = _with_stored_failure(step_plan)
+                    call.took_part = True
                     continue
                 breaker_pass, now, refusal = limits
         # The claim is also the INTENT: counted before the attempt runs, under a new fence.
@@ -128,7 +126,7 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
         end = yield from record_outcome(plan, outcome, now)
         if end is not None:
             return end
-        step_plan = cooldown_step.mark_executed(_with_stored_failure(step_plan))
+        call.took_part, step_plan = True, cooldown_step.mark_executed(step_plan)
 
 
 def _plan_of_run(plan: StepPlan, run: RunRecord) -> Script:
@@ -140,37 +138,41 @@ def _plan_of_run(plan: StepPlan, run: RunRecord) -> Script:
     return plan if policy is None else plan.copy_with(policy=policy, policy_name=run.policy)
 
 
-def _with_stored_failure(plan: StepPlan) -> StepPlan:
-    """Return the plan of a call that has taken part in a run: if that run fails, so does the call.
-
-    Otherwise every caller that waits for failing work would begin a new run of it, one after the other.
-    """
-    return plan if plan.after_failure == "raise" else plan.copy_with(after_failure="raise")
-
-
 def _end_without_attempt(plan: StepPlan, end: EndCall) -> Script:
     """Return the end of a call, with the cooldown of its resource as the error if that is the cause."""
     return end if plan.cooldown is None else (yield from cooldown_step.explain_end(plan.cooldown, end))
 
 
 def _pass_limits(
-    plan: StepPlan, call: PreparedCall, terms: AttemptTerms, head: LoadedHead, now: float
+    plan: StepPlan, call: PreparedCall, terms: AttemptTerms, head: LoadedHead, now: Any
 ) -> Script:
-    """Check the artifact, the breaker and the rate limit.
+    """Check the artifact, the queue, the breaker and the rate limit.
 
-    Return the breaker's pass, the time, and the end of the call if a limit ends it; or None if the run was
-    completed from its artifact, or deferred.
+    Return the pass of the breaker and the queue, the time, and the end of the call if a limit ends it; or
+    None if the run was completed from its artifact, or deferred.
     """
     if plan.artifact and (yield from admission.complete_from_artifact(plan, call, terms, head, now)):
         return None
-    breaker_pass = end = None
+    breaker_pass: Any = None
+    slot = end = None
+    if plan.queue is not None:
+        slot = yield from queue_step.wait_for_slot(plan, call, terms, head, now)
+        if slot is None or type(slot) is EndCall:
+            return slot and (None, now, slot)
+        now = yield NOW
     if plan.breaker is not None:
         breaker_pass = yield from admission.pass_breaker(plan, call, terms, head, now)
         if breaker_pass is None:
             return None
     if plan.rate is not None:
         now, end = yield from admission.wait_for_rate(plan, call, terms, head, now)
-    return None if now is None else (breaker_pass, now, end)
+        if now is None:
+            return None
+    if plan.queue is not None and end is None:
+        breaker_pass = yield from queue_step.pass_queue(plan, slot, breaker_pass)
+        if breaker_pass is None:
+            return None
+    return breaker_pass, now, end
 
 
 # The outcome of an attempt --------------------------------------------------------------------------

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 from oncemore._values import Value
 from oncemore.control.model import Approval, SwitchBoard
 from oncemore.errors import IllegalTransition, StoreError
+from oncemore.governance.checkpoint_record import CheckpointRecord
 from oncemore.governance.dataset_model import DatasetRecord, EscalationRecord
 from oncemore.limits.cooldown_rules import ResourceRecord
-from oncemore.log.entry_codec import decode_header, hash_entry, read_body
+from oncemore.limits.queue_rules import QueueSlot
+from oncemore.log.entry_codec import decode_header, read_body
 from oncemore.log.record import (
     NOWHERE,
+    AcceptedPolicy,
     ArtifactRecord,
     BreakerRecord,
     EventRecord,
@@ -30,6 +33,7 @@ from oncemore.log.record import (
     apply_header,
 )
 from oncemore.policy.canonical_json import run_seed
+from oncemore.schedules.record import ScheduleRecord
 from oncemore.workflows.journal import describe_records
 
 if TYPE_CHECKING:
@@ -54,6 +58,10 @@ KINDS: dict[str, Any] = {
     "resource": ResourceRecord,
     "secret": StoreSecret,
     "policy": RecordedPolicy,
+    "accepted": AcceptedPolicy,
+    "schedule": ScheduleRecord,
+    "queue": QueueSlot,
+    "ledger": CheckpointRecord,
     "dataset": DatasetRecord,
     "escalation": EscalationRecord,
 }
@@ -249,38 +257,33 @@ def verify_chain(
     Raises `StoreError` with the number of the first entry that does not fit.
     """
     heads = {} if heads is None else heads
-    for seq, entity, number, before, own, header, body, digest in entries:
-        version, prev, state = heads.get(entity, _NOTHING)
+    get_known = heads.get
+    for seq, entity, number, before, own, header, _, digest in entries:
+        version, prev, state = get_known(entity, _NOTHING)
         if number != version + 1:
             raise StoreError(f"entry {seq} ({entity}) is out of order: a part of the log is missing")
         try:
-            # Pruning deletes the body and keeps its digest, so that the chain can still be verified.
-            if body is not None:
-                digest = sha256(body).digest()
-            fits = digest is not None and before == prev and own == hash_entry(prev, header, digest)
-        except TypeError:  # a column holds text instead of bytes
+            # `digest` is of the body as it was read. Pruning deletes the body and keeps the digest, so that
+            # the chain can still be verified. The hash of `hash_entry`, without the call.
+            fits = before == prev and own == sha256(prev + header + digest).digest()
+        except TypeError:  # a column holds text instead of bytes, or nothing
             fits = False
         if not fits:
             raise StoreError(f"entry {seq} ({entity}) was altered: its hash does not fit")
-        kind: Any = KINDS.get(entity.partition("/")[0])
+        kind: Any = KINDS.get(entity.partition("/")[0]) if state is None else type(state)
         if kind is None:
             raise StoreError(f"entry {seq} is about {entity}, of a kind that is not known here")
         try:
-            heads[entity] = number, own, _fold_entry(entity, number, header, state, kind)
+            decoded = decode_header(header)
+            if decoded.entity != entity or decoded.version != number:
+                raise StoreError(f"it is about version {decoded.version} of {decoded.entity}")
+            heads[entity] = number, own, apply_header(state, decoded.sets, kind)
         except (StoreError, IllegalTransition, TypeError) as fault:
             raise StoreError(f"entry {seq} ({entity}) makes no sense: {fault}") from None
     return heads
 
 
 _NOTHING = (0, NOWHERE, None)
-
-
-def _fold_entry(entity: str, version: int, data: bytes, state: Any, kind: Any) -> Any:
-    """Return the state after an entry with a valid hash; refuse an entry with impossible content."""
-    header = decode_header(data)
-    if header.entity != entity or header.version != version:
-        raise StoreError(f"it is about version {header.version} of {header.entity}")
-    return apply_header(state, header.sets, kind)
 
 
 def find_opening(entries: Iterable[Entry], cipher: BodyCipher | None = None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ The version is not part of the key: a version bump must not repeat a payment.
 from __future__ import annotations
 
 import inspect
+from contextvars import ContextVar
 from datetime import timedelta
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     Args = tuple[Any, ...]
     Kwargs = dict[str, Any]
 
+#: The name of the tick that a call is made for; empty outside of schedules.
+TICK: ContextVar[str] = ContextVar("oncemore.tick", default="")
 _KEYED = TypedEncoder(keyed=True, advice=ARGUMENT_ADVICE)
 _sorted = msgspec.json.Encoder(order="sorted").encode
 BUCKETS = {"minute": 60.0, "hour": 3600.0, "day": 86_400.0, "week": 604_800.0}
@@ -205,6 +208,11 @@ class KeyRule:
     def bucket_name(self, args: Args, kwargs: Kwargs, now: float) -> str:
         """Return the name of the time bucket of a call; empty without buckets."""
         return "" if self._bucket is None else self._bucket(now, args, kwargs)
+
+    def use_ticks(self) -> None:
+        """Make the tick of a schedule a part of the key, for a function that does not take the tick."""
+        # Outside of a tick the name is empty, and the key is that of a step without buckets.
+        self._bucket = lambda now, args, kwargs: TICK.get()
 
     def encode_arguments(self, counted: Kwargs) -> Kwargs:
         """Return arguments in the form that the log stores: decoding gives equal values."""

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         SpillResult,
         TakeRateSlot,
         WatchEntity,
+        WatchLog,
     )
 
 #: Poll interval of a caller that waits for another worker: at first, at most, and the total.
@@ -108,9 +109,30 @@ def _poll_intervals(call: PreparedCall, op: WatchEntity) -> Generator[float, Non
         pause = min(pause * 1.5, POLL_MAX_S)
 
 
+def watch_log(call: PreparedCall, op: WatchLog) -> None:
+    """Wait until the log grows."""
+    if call.interrupt is not None:
+        raise call.interrupt
+    with InterruptShield():
+        length = call.store.wait_for_change(0, 0.0)
+    call.store.wait_for_change(length, op.seconds)
+
+
+async def watch_log_async(call: PreparedCall, op: WatchLog) -> None:
+    """Wait until the log grows, without blocking the event loop."""
+    if call.interrupt is not None:
+        raise call.interrupt
+    length, ends, pause = call.store.wait_for_change(0, 0.0), time.monotonic() + op.seconds, POLL_FIRST_S
+    while (left := ends - time.monotonic()) > 0 and call.store.wait_for_change(0, 0.0) <= length:
+        await _REAL_CLOCK.pause(min(pause, left))
+        pause = min(pause * 1.5, POLL_MAX_S)
+
+
 def prepare_submission(call: PreparedCall, op: PrepareSubmission) -> AttemptTerms:
     """Return the terms of a run that a worker will make, and record its policy."""
     terms = call.make_terms(call, "", call.engine.now())
+    if call.plan.governed_profile is not None:
+        call.engine.policies.accept_profile(call.engine, call.plan.governed_profile)
     if observers.start_trace is not None:
         terms = observers.begin_trace(call, terms, None, submits=True)
     # Before the run: the worker that makes it may not have the file of the policy.

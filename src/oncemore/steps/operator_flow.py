@@ -118,25 +118,36 @@ def submit_run(plan: StepPlan, call: PreparedCall, due_at: float) -> Script:
     due_at  the earliest time of the first attempt; 0 for now
     """
     while True:
-        head = yield LoadHead(call.entity)
-        now = yield NOW
-        run = head.record
-        ready: Any = EndCall(None, transitions.check_same_arguments(plan, call, run))
-        if run is None or (ready.error is None and is_outdated(plan, call, run)):
-            ready = transitions.allow_new_run(plan, call, head, now)
-        if type(ready) is not EndCall:
-            names = transitions.step_names(plan, run)
-            permission = yield AskPermission(names, call.tenant, begins=False)
-            # A switch stops attempts, and not submissions; a moved log accepts neither.
-            if permission.stop == LOG_MOVED:
-                ready = EndCall(None, refusals.switch_blocked(plan, call, permission))
-        if type(ready) is EndCall:
-            return ready
-        terms = yield make(PrepareSubmission, (plan.policy_name, plan.policy, plan.policy_source))
-        after = transitions.new_run(plan, call, terms, run, now)._replace(not_before=due_at or now)
-        change = RecordChange(("PENDING",), run, after, transitions.opening_body(terms))
-        if (yield AppendChange(head, change, guards=permission.guards)) is not None:
+        submission = yield from build_submission(plan, call, due_at)
+        if type(submission) is EndCall:
+            return submission
+        if (yield submission) is not None:
             return EndCall(None, None)
+
+
+def build_submission(plan: StepPlan, call: PreparedCall, due_at: float) -> Script:
+    """Return the `AppendChange` that creates the run of a submission, or the end if there is none to create.
+
+    The end has an error if the submission is refused, and none if the key has a run already.
+    """
+    head = yield LoadHead(call.entity)
+    now = yield NOW
+    run = head.record
+    ready: Any = EndCall(None, transitions.check_same_arguments(plan, call, run))
+    if run is None or (ready.error is None and is_outdated(plan, call, run)):
+        ready = transitions.allow_new_run(plan, call, head, now)
+    if type(ready) is not EndCall:
+        names = transitions.step_names(plan, run)
+        permission = yield AskPermission(names, call.tenant, begins=False)
+        # A switch stops attempts, and not submissions; a moved log accepts neither.
+        if permission.stop == LOG_MOVED:
+            ready = EndCall(None, refusals.switch_blocked(plan, call, permission))
+    if type(ready) is EndCall:
+        return ready
+    terms = yield make(PrepareSubmission, (plan.policy_name, plan.policy, plan.policy_source))
+    after = transitions.new_run(plan, call, terms, run, now)._replace(not_before=due_at or now)
+    change = RecordChange(("PENDING",), run, after, transitions.opening_body(terms))
+    return AppendChange(head, change, guards=permission.guards)
 
 
 def cancel_run(plan: StepPlan, call: PreparedCall, reason: str, actor: str) -> Script:

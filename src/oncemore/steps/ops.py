@@ -21,8 +21,10 @@ CommitTransaction(head, …)  commit the user's own transaction              →
 SpillResult(head, encoded)  store a large result as an artifact            → reference, or None
 FetchResult(spilled)        read such a result, verified                   → Raw, or the error
 AskReconcile(head)          call the step's `reconcile` function           → ReconcileAnswer
+FindQueueSlot(queue)        a free slot of the step's queue                → FreeSlot, or None: all taken
 SleepSeconds(seconds)       wait                                           → None
 WatchEntity(entity, …)      wait until the entity changes                  → None
+WatchLog(seconds)           wait until the log grows                       → None
 NotifyListeners(event)      call the listeners of engine and process       → None
 
 A script returns an `EndCall`: the value of the call, or its error. `steps.perform` performs the operations.
@@ -120,8 +122,7 @@ class AskPermission(NamedTuple):
 
     steps   the names of its step
     entity  the entity that must be approved; empty if the attempt needs no approval
-    begins  False for a submission: a switch does not stop it, a log that has moved does
-    datasets   the ids of the datasets that the attempt works on
+    begins  False for a submission: a switch does not stop it, a log that has moved does; datasets: their ids
     """
 
     steps: tuple[str, ...]
@@ -140,8 +141,7 @@ class Permission(NamedTuple):
     name      the switch that is on, or the address that the log has moved to
     details   actor, reason and time of the switch
     approval  the approval of its key, if there is one
-    error     the error of reading switches, approvals and datasets
-    datasets  the datasets of the attempt; None in the place of one that is not registered
+    error     the error of reading them; datasets: those of the attempt, None for one that is not registered
     """
 
     guards: Mapping[str, int]
@@ -373,6 +373,12 @@ class WatchEntity(NamedTuple):
 
     entity: str
     version: int
+    seconds: float
+
+
+class WatchLog(NamedTuple):
+    """Wait until any entity has another version."""
+
     seconds: float
 
 

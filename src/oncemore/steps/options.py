@@ -13,20 +13,21 @@ from typing import TYPE_CHECKING, Any
 from oncemore.artifacts.artifact import check_name
 from oncemore.config import POLICY_REQUIRED
 from oncemore.errors import UsageError
-from oncemore.governance.dataset_model import MAX_MASKING_LEVEL
+from oncemore.governance.dataset_model import check_masking
 from oncemore.limits.cooldown_rules import Cooldown, resource_of, schedule_for
 from oncemore.limits.cooldown_step import CooldownCall
 from oncemore.limits.declarations import resolve_breaker, resolve_rate
+from oncemore.limits.queue_rules import MAX_CONCURRENCY, StepQueue
 from oncemore.limits.shared_breaker import breaker_entity
 from oncemore.log.result_codec import ResultCodec
 from oncemore.policy.canonical_json import normalize_name
 from oncemore.policy.model import EFFECTS, Failure
 from oncemore.policy.policy import Policy, StepSettings
 from oncemore.retries.limit_options import policy_rate, resolve_budget
-from oncemore.retries.options import CHANGED, function_colour, resolve_policy
+from oncemore.retries.options import CHANGED, check_hook, make_covers, resolve_policy
 from oncemore.steps.arguments import RecordedArguments
-from oncemore.steps.engine import log
 from oncemore.steps.keys import KeyRule, cfg_hash, evaluate_option, parse_duration
+from oncemore.steps.once_options import check_reconcile, make_not_applied
 from oncemore.steps.plan import StepBreaker, StepBudget, StepRate
 from oncemore.steps.signature import check_function, hints_of, module_of
 
@@ -45,11 +46,12 @@ PRIORITIES = ("P0", "P1", "P2")
 #: The options of `step` that may be left out.
 OPTION_DEFAULTS: dict[str, Any] = {
     "name": None, "aliases": (), "key": None, "ignore": (), "partition": None, "bucket": None, "tenant": None,
-    "config": None, "version": "1", "on_version_change": None, "timeout": None, "isolate": None,
-    "total_timeout": None, "if_running": "wait", "not_applied": (), "reconcile": None, "provider": None,
-    "breaker": None, "rate": None, "budget": None, "dataset": None, "priority": None, "retain_for": None,
-    "artifact": None, "cooldown": None, "requires_approval": False, "pipeline": None,
-    "attempts": None, "max_crashes": None, "operation": None, "masking": None,
+    "config": None, "version": "1", "on_version_change": None, "on": None, "until": None, "attempts": None,
+    "wait": None, "timeout": None, "isolate": None, "total_timeout": None, "max_crashes": None,
+    "if_running": "wait", "not_applied": (), "reconcile": None, "provider": None, "breaker": None,
+    "rate": None, "budget": None, "dataset": None, "priority": None, "retain_for": None, "artifact": None,
+    "cooldown": None, "requires_approval": False, "pipeline": None, "queue": None,
+    "concurrency": None, "operation": None, "masking": None,
 }  # fmt: skip
 
 
@@ -59,11 +61,13 @@ class StepOptions:
     keys       computes the keys of calls
     arguments  reads the arguments of recorded calls
     dataset, provider, masking   the option as given: a value, a function of the arguments, or None
+    schedules  the schedules that `oncemore.schedule` has added
     """
 
     def __init__(self, function: Callable[..., Any], **arguments: Any) -> None:
         options = {**OPTION_DEFAULTS, **arguments}
         self.function = function
+        self.schedules: tuple[Any, ...] = ()
         self.colour = check_function(function)
         self.name = _step_name(function, options["name"])
         self.aliases = _check_aliases(self.name, options["aliases"])
@@ -77,6 +81,8 @@ class StepOptions:
             )
         self.policy, settings = _resolve_policy(options)
         self.policy_source = _policy_source(options, self.policy)
+        self.covers = None if options["on"] is None else make_covers(options["on"], self.policy)
+        self.until = _check_until(options["until"], self.effect, self.colour)
         self._take_settings(settings, options)
         self.pipeline = _pipeline_name(function, self.name, options["pipeline"])
         self.if_running = _check_choice("if_running", options["if_running"], ("wait", "raise"))
@@ -89,8 +95,8 @@ class StepOptions:
         self.artifact = "" if options["artifact"] is None else check_name(options["artifact"])
         retain_for = options["retain_for"]
         self.retain_s = 0.0 if retain_for is None else parse_duration("retain_for", retain_for)
-        self.not_applied = _make_not_applied(options["not_applied"], self.effect)
-        self.reconcile = _check_reconcile(options["reconcile"], self.effect, self.colour)
+        self.not_applied = make_not_applied(options["not_applied"], self.effect)
+        self.reconcile = check_reconcile(options["reconcile"], self.effect, self.colour)
         self._version, self._config = _check_text("version", options["version"]), options["config"]
         self.fixed_cfg_hash = "" if callable(self._config) else cfg_hash(self._version, self._config)
         self.dataset, self.provider = options["dataset"], options["provider"]
@@ -107,6 +113,7 @@ class StepOptions:
         """Take the settings that a policy file has for steps; options of the step override some of them."""
         self.after_failure, self.quarantines = settings.after_failure, settings.quarantines
         self.halts, self.lease = settings.halts_pipeline, settings.lease
+        self.governed_profile: Any = settings.governed_profile
         self.repeats_once, self.escalation = settings.repeats_once, settings.escalation
         change = options["on_version_change"]
         self.on_version_change = _check_version_change(
@@ -128,6 +135,7 @@ class StepOptions:
         self._provider_rules = settings.breaker if has_own else None
         #: Whether each provider has its own breaker (BREAK-1) or rate limit.
         self.limits_each_provider = self._provider_rules is not None or self._rate is not None
+        self.queue = _resolve_queue(self.name, options["queue"], options["concurrency"])
         self.cooldown, self._schedules = _resolve_cooldown(self.name, options, self.effect)
         if self.cooldown is not None:
             # Only the end of the cooldown decides when failed work may run again.
@@ -143,9 +151,10 @@ class StepOptions:
         """Return the dataset of a call."""
         return _evaluate_name(self.dataset, args, kwargs)
 
-    def masking_of(self, args: Args, kwargs: Kwargs) -> int:
-        """Return the level at which a call masks its data."""
-        return 0 if self.masking is None else check_masking(evaluate_option(self.masking, args, kwargs))
+    def gate_terms_of(self, args: Args, kwargs: Kwargs) -> tuple[str, int]:
+        """Return the dataset of a call, and the level at which it masks the data."""
+        level = 0 if self.masking is None else check_masking(evaluate_option(self.masking, args, kwargs))
+        return self.dataset_of(args, kwargs), level
 
     def provider_of(self, args: Args, kwargs: Kwargs) -> str:
         """Return the provider of a call."""
@@ -223,7 +232,8 @@ def _check_effect(effect: Any) -> Any:
 
 def _resolve_policy(options: Mapping[str, Any]) -> tuple[Policy, StepSettings]:
     """Return the policy, and the settings for steps in its file."""
-    selected: Any = {name: options[name] for name in ("policy", "timeout", "total_timeout", "attempts")}
+    names = ("policy", "attempts", "wait", "timeout", "total_timeout")
+    selected: Any = {name: options[name] for name in names}
     provider = options["provider"]
     # A file may have its own values for a provider; an address with "@" selects them itself.
     if isinstance(selected["policy"], str) and isinstance(provider, str) and "@" not in selected["policy"]:
@@ -236,7 +246,8 @@ def _resolve_policy(options: Mapping[str, Any]) -> tuple[Policy, StepSettings]:
         from oncemore.policy.files import loader
 
         return policy, loader.step_settings(selected["policy"])
-    return policy, StepSettings()
+    # As for a governed file, which keeps what its documents say.
+    return policy, StepSettings(after_failure="raise") if policy.governed else StepSettings()
 
 
 def _pipeline_name(function: Any, name: str, pipeline: Any) -> str:
@@ -285,20 +296,27 @@ def _resolve_cooldown(
     return cooldown, None
 
 
+def _resolve_queue(name: str, queue: Any, concurrency: Any) -> StepQueue | None:
+    """Return the queue of a step; its name and its concurrency are given together."""
+    if queue is None and concurrency is None:
+        return None
+    if queue is None or concurrency is None:
+        raise UsageError(
+            f"{name} has queue={queue!r} and concurrency={concurrency!r}; give both: the name of the queue, "
+            "and how many of its attempts may run at once"
+        )
+    is_number = isinstance(concurrency, int) and not isinstance(concurrency, bool)
+    if not is_number or not 1 <= concurrency <= MAX_CONCURRENCY:
+        raise UsageError(f"concurrency of {name} is {concurrency!r}; it takes 1 to {MAX_CONCURRENCY}")
+    return StepQueue(normalize_name(_check_text("queue", queue)), concurrency)
+
+
 def _error_fingerprint(provider: str, step: str, error: dict[str, Any]) -> str:
     """Return the fingerprint of an error record."""
     from oncemore.audit.fingerprint import compute_fingerprint
 
     failure = Failure(error.get("kind", "permanent"), code=error.get("code", ""))
     return compute_fingerprint(failure, error.get("message", ""), provider, step)
-
-
-def check_masking(level: Any) -> int:
-    """Return a masking level; refuse anything but a whole number from 0 to 100."""
-    # bool is a subclass of int, and True would pass as level 1.
-    if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level <= MAX_MASKING_LEVEL:
-        raise UsageError(f"masking is {level!r:.80}; it takes a whole number from 0 to {MAX_MASKING_LEVEL}")
-    return level
 
 
 def _check_bool(option: str, value: Any) -> bool:
@@ -324,6 +342,15 @@ def _check_version_change(value: Any, effect: str) -> str | None:
     return _check_choice("on_version_change", value, ("new", "reuse", "fail"))
 
 
+def _check_until(value: Any, effect: str, colour: str) -> Any:
+    if value is not None and effect == "once":
+        raise UsageError(
+            "until= does not go with effect='once': a value that was returned means that the effect has "
+            "happened, and it is not repeated; raise an error of not_applied= if it has not"
+        )
+    return check_hook("until", value, colour)
+
+
 def _check_isolate(value: Any, colour: str, effect: str) -> bool:
     if value is None:
         return False
@@ -338,45 +365,6 @@ def _check_isolate(value: Any, colour: str, effect: str) -> bool:
             "isolate='process' does not go with effect='transactional': the transaction would be the child's"
         )
     return True
-
-
-def _make_not_applied(declared: Any, effect: str) -> Callable[[Exception], bool]:
-    """Return the function that decides whether an error shows that the effect did not happen."""
-    if declared and effect != "once":
-        raise UsageError(f"not_applied is for effect='once'; {effect} work may be repeated anyway")
-    if declared == "not-sent":
-        from oncemore.classifiers.classify import classify
-
-        return lambda error: classify(error, 0.0).sent == "no"
-    kinds = declared if isinstance(declared, tuple | list) else (declared,)
-    if all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
-        types = tuple(kinds)
-        return lambda error: isinstance(error, types)
-    # A class is callable too: taken for a predicate, KeyboardInterrupt would say yes to everything.
-    if callable(declared) and not isinstance(declared, type) and function_colour(declared) == "plain":
-        return lambda error: _call_predicate(declared, error)
-    raise UsageError(f"not_applied is {declared!r}; it takes exception types, a predicate or 'not-sent'")
-
-
-def _call_predicate(predicate: Callable[[Exception], object], error: Exception) -> bool:
-    """Return the answer of a predicate; a predicate that raises counts as "may have happened"."""
-    try:
-        return bool(predicate(error))
-    except Exception as fault:  # noqa: BLE001 - a user's mistake must not look like the work's outcome
-        log.warning("oncemore: the not_applied function failed: %s", type(fault).__name__)
-        return False
-
-
-def _check_reconcile(ask: Any, effect: str, colour: str) -> Any:
-    if ask is None:
-        return None
-    if effect != "once":
-        raise UsageError(f"reconcile is for effect='once'; {effect} work may be repeated anyway")
-    if not callable(ask):
-        raise UsageError(f"reconcile is {ask!r}; it takes a function")
-    if function_colour(ask) == "coroutine" and colour != "coroutine":
-        raise UsageError("reconcile is an async function, and the step is not")
-    return ask
 
 
 def _check_text(option: str, value: Any) -> str:

@@ -31,6 +31,7 @@ from oncemore.steps.ops import (
     RunAttempt,
     VoidClaim,
 )
+from oncemore.steps.plan import UntilNotMet
 from oncemore.steps.transactions import (
     roll_back,
     roll_back_async,
@@ -152,6 +153,8 @@ def reserve_worker(call: PreparedCall, op: ReserveWorker) -> AttemptTerms:
     """Reserve a worker of this process with enough lease for the attempt, and return the terms."""
     if call.has_reservation:
         call.release_worker()
+    if call.plan.governed_profile is not None:
+        call.engine.policies.accept_profile(call.engine, call.plan.governed_profile)
     if op.head is not None:
         call.load_arguments(op.head)
     engine, lease = call.engine, call.plan.lease
@@ -311,6 +314,8 @@ def run_attempt(call: PreparedCall, op: RunAttempt) -> AttemptOutcome:
                 value = call.plan.function(*call.args, **call.kwargs)
             else:
                 value = operations.call_limited(call, attempt, invoke)
+            if call.plan.until is not None and not call.plan.until(value):
+                raise UntilNotMet(attempt.step, value)
     except BaseException as error:  # noqa: BLE001 - passed to the script as a value
         if attempt.mark is not None:
             roll_back(attempt.mark)
@@ -330,6 +335,8 @@ async def run_attempt_async(call: PreparedCall, op: RunAttempt) -> AttemptOutcom
             value = await (
                 work if invoke.limit_s is None else deadlines.run_with_timeout(attempt.step, invoke, work)
             )
+            if call.plan.until is not None and not call.plan.until(value):
+                raise UntilNotMet(attempt.step, value)
     except BaseException as error:  # noqa: BLE001 - passed to the script as a value
         if attempt.mark is not None:
             await roll_back_async(attempt.mark, error)

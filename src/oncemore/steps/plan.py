@@ -18,6 +18,7 @@ from oncemore.log import entry_codec
 from oncemore.log.tagged_json import NotEncodable
 from oncemore.policy.model import Failure
 from oncemore.policy.policy import ESCALATION, policy_name
+from oncemore.retries.loop import NOT_MET
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from oncemore.limits.breaker_rules import BreakerRules
     from oncemore.limits.budget import TokenBucket
     from oncemore.limits.cooldown_step import CooldownCall
+    from oncemore.limits.queue_rules import StepQueue
     from oncemore.limits.rate_rules import RateLimit
+    from oncemore.policy.files.loaded import Profile
     from oncemore.policy.model import Effect
     from oncemore.policy.policy import Policy
     from oncemore.steps.engine import Engine
@@ -59,6 +62,14 @@ class StepBudget(NamedTuple):
     budget: TokenBucket
 
 
+class UntilNotMet(Exception):
+    """A step returned a value that its `until=` does not accept; `value` is that value."""
+
+    def __init__(self, step: str, value: object) -> None:
+        super().__init__(f"{step} returned a value that until= does not accept")
+        self.value = value
+
+
 def _is_never(subject: object) -> bool:
     return False
 
@@ -88,7 +99,8 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     classify           error and time → its failure
     describe           error and failure → the stored error record, redacted
     not_applied        whether an error shows that a `once` effect did not happen
-    covers             whether an error may be retried, where the policy's classes do not decide
+    covers             whether an error may be retried (`on=`), where the policy's classes do not decide
+    until              whether a value is the result, if the step has such a function; else the attempt failed
     repeats_once       whether a `once` step is retried after an error that shows that nothing happened
     after_failure      "raise", or "new_run": a new call of failed work begins a new run
     quarantines        whether a failure that is not retried waits for an operator (CLASS-3)
@@ -108,9 +120,11 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     pipeline           the pipeline of the step; empty if there is none
     operation          the operation that the step does to its dataset
     breaker, rate, budget   the limits of its provider and of its retries, if there are any
+    queue              the queue of the step, if there is one
     cooldown           the resource of this call and its cooldown, if there is one
     lease              length and heartbeat interval of its runs' lease, where a policy sets them
     policy_source      the address of the policy's file; empty for a policy made in code
+    governed_profile   the profile of a governed file, whose version the store remembers; else None
     """
 
     name: str
@@ -128,6 +142,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     covers: Callable[[Exception, Failure], bool] | None = None
     escalation: tuple[str, str] = ESCALATION
     function: Callable[..., Any] = refuse_call
+    governed_profile: Profile | None = None
     halts: bool = False
     has_reconcile: bool = False
     if_running: str = "wait"
@@ -145,12 +160,14 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     policy_name: str = ""
     policy_source: str = ""
     quarantines: bool = False
+    queue: StepQueue | None = None
     rate: StepRate | None = None
     recall_arguments: Callable[[dict[str, Any], tuple[Any, ...], dict[str, Any]], Arguments] | None = None
     reconcile: Callable[..., Any] | None = None
     repeats_once: bool = True
     requires_approval: bool = False
     stores_plain: bool = False
+    until: Callable[[Any], object] | None = None
 
     def __post_init__(self) -> None:
         if not self.policy_name:
@@ -178,6 +195,7 @@ def build_plan(options: StepOptions, engine: Engine) -> StepPlan:
         effect=options.effect,
         policy=options.policy,
         policy_source=options.policy_source,
+        governed_profile=options.governed_profile,
         classify=classify_step_error,
         encode=encode,
         decode=decode,
@@ -192,6 +210,8 @@ def build_plan(options: StepOptions, engine: Engine) -> StepPlan:
         stores_plain=not options.artifact,
         artifact=options.artifact,
         not_applied=options.not_applied,
+        covers=options.covers,
+        until=options.until,
         repeats_once=options.repeats_once,
         after_failure=options.after_failure,
         quarantines=options.quarantines,
@@ -205,6 +225,7 @@ def build_plan(options: StepOptions, engine: Engine) -> StepPlan:
         operation=options.operation,
         breaker=options.fixed_breaker,
         budget=options.retry_budget,
+        queue=options.queue,
         lease=options.lease,
     )
 
@@ -239,6 +260,8 @@ def _make_result_codec(
 
 def classify_step_error(error: BaseException, now: float) -> Failure:
     """Return the failure of an error; the error of an inner step is permanent or has its own due time."""
+    if type(error) is UntilNotMet:
+        return NOT_MET
     # A recorded time-out comes again in every attempt.
     if isinstance(error, SignalTimeout):
         return Failure("permanent", "maybe", None, "SIGNAL_TIMEOUT", "oncemore:signal")

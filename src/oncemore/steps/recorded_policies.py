@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from oncemore.log.record import RunRecord
+    from oncemore.policy.files.loaded import Profile
     from oncemore.policy.policy import Policy
     from oncemore.steps.engine import Engine
     from oncemore.steps.plan import StepPlan
@@ -42,6 +43,22 @@ class RecordedPolicies:
 
     def __init__(self) -> None:
         self.known: dict[str, Policy] = {}
+        #: The governed profiles that the store has accepted from this engine, by identity: an older file
+        #: that is loaded again is another object, even if an equal one was accepted before.
+        self._accepted: dict[int, Profile] = {}
+
+    def accept_profile(self, engine: Engine, profile: Profile) -> None:
+        """Compare a governed profile with the versions that the store remembers, once per engine.
+
+        `PolicyError` refuses an older version, and a changed content under the same version.
+        """
+        if id(profile) not in self._accepted:
+            from oncemore.governance.accepted_policies import accept_policy
+
+            accept_policy(engine, profile)
+            if len(self._accepted) >= MOST_KNOWN:
+                self._accepted.clear()
+            self._accepted[id(profile)] = profile
 
     def record_policy(self, engine: Engine, name: str, policy: Policy, source: str = "") -> None:
         """Write a policy into the log unless the log has it.

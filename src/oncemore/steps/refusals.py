@@ -141,6 +141,16 @@ def run_deferred(plan: StepPlan, call: PreparedCall, run: RunRecord, wait: float
     )
 
 
+def queue_full(plan: StepPlan, call: PreparedCall, now: float) -> Exception:
+    """Return the error for a run whose queue has no free slot for longer than its caller waits."""
+    assert plan.queue is not None
+    return Deferred(
+        f"{_describe_key(plan, call.entity)} waits for the queue {plan.queue.name!r}, which runs "
+        f"{plan.queue.concurrency} at once; a worker or a later call goes on",
+        now,
+    )
+
+
 def switch_blocked(plan: StepPlan, call: PreparedCall, permit: Permission) -> Exception:
     """Return the error for an attempt that a switch or an unreadable control state stops."""
     return describe_block(_describe_key(plan, call.entity), permit)
@@ -306,6 +316,9 @@ def run_failed(
     record = record or (head.body or {}).get("error") or (plan.describe(error, None) if error else {})
     failure = failure_of(_describe_key(plan, head.entity), head.record, record)
     failure.__cause__ = error
+    # The value that `until=` did not accept, for the caller of the last attempt.
+    if isinstance(failure, RetriesExhausted) and error is not None:
+        failure.value = getattr(error, "value", None)
     return failure
 
 

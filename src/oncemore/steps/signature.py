@@ -134,3 +134,11 @@ def unwrap_function(function: Any) -> Any:
             return getattr(type(function), "__call__", function)  # noqa: B004 - Python looks `__call__` up on the class
         function = inner
     return function
+
+
+def mark_coroutine_function(step: Any) -> None:
+    """Make `inspect.iscoroutinefunction` return True for a step."""
+    import asyncio
+
+    mark: Any = vars(inspect).get("markcoroutinefunction")  # from Python 3.12 on
+    mark(step) if mark else setattr(step, "_is_coroutine", vars(asyncio.coroutines)["_is_coroutine"])

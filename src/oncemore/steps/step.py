@@ -35,14 +35,16 @@ from oncemore.steps.attempt import CURRENT
 from oncemore.steps.call import PreparedCall
 from oncemore.steps.call_operations import CALL_OPERATIONS
 from oncemore.steps.context import CONTEXT, compute_deadlines
-from oncemore.steps.current_attempt import check_not_recursive, current_key
+from oncemore.steps.current_attempt import current_key, find_outer_start
 from oncemore.steps.entered_engine import ENTERED_ENGINES
 from oncemore.steps.history import find_opening
+from oncemore.steps.importing import refuse_during_import
 from oncemore.steps.keys import input_hash
 from oncemore.steps.ops import AttemptTerms
 from oncemore.steps.perform import run_call, run_call_async
 from oncemore.steps.plan import StepPlan, build_plan, describe_and_throttle
 from oncemore.steps.run import Run
+from oncemore.steps.signature import mark_coroutine_function
 from oncemore.workers.poll import ResumedCall
 
 if TYPE_CHECKING:
@@ -89,7 +91,7 @@ class StepCalls(Generic[P, R]):
         self.__annotations__ = annotations_of(options.function)
         self.__wrapped__ = options.function
         if self._is_async:
-            _mark_coroutine_function(self)
+            mark_coroutine_function(self)
 
     @property
     def name(self) -> str:
@@ -131,9 +133,8 @@ class StepCalls(Generic[P, R]):
         call.args, call.kwargs, call.counted, call.inputs, call.tenant = args, kwargs, counted, inputs, tenant
         call.cfg_hash = options.fixed_cfg_hash or options.config_hash()
         if options.is_gated:
-            call.dataset, call.masking = options.dataset_of(args, kwargs), options.masking_of(args, kwargs)
-        if CURRENT.get() is not None:
-            check_not_recursive(options.name, call.entity)
+            call.dataset, call.masking = options.gate_terms_of(args, kwargs)
+        call.outer_start = find_outer_start(options.name, call.entity)
         if now:
             call.deadline, call.give_up = compute_deadlines(
                 options.policy.total_timeout_s, context.deadline, now
@@ -232,6 +233,7 @@ class StepCalls(Generic[P, R]):
         call: PreparedCall | None = None,
     ) -> Any:
         """Run a call in this thread; `decision` makes the script of an operator's decision before it."""
+        refuse_during_import(self.name)
         call = call or self._prepare_call(args, kwargs, guess=True)
         end = transitions.end_if_complete(call.plan, call, call.head)
         if end is not None and decision is None:
@@ -256,6 +258,7 @@ class StepCalls(Generic[P, R]):
         call: PreparedCall | None = None,
     ) -> Any:
         """Run a call in this task; like `_call_sync`."""
+        refuse_during_import(self.name)
         call = call or self._prepare_call(args, kwargs, guess=True)
         end = transitions.end_if_complete(call.plan, call, call.head)
         if end is not None and decision is None:
@@ -275,8 +278,7 @@ class StepCalls(Generic[P, R]):
     def _use_cooldown(self, call: PreparedCall) -> None:
         """Add the resource of a call and its cooldown to the plan, if the step has one."""
         if self._options.cooldown is not None and call.plan.cooldown is None:
-            cooldown = self._options.cooldown_of(call.args, call.kwargs)
-            call.plan = call.plan.copy_with(cooldown=cooldown)
+            call.plan = call.plan.copy_with(cooldown=self._options.cooldown_of(call.args, call.kwargs))
 
     def _check_original(self, call: PreparedCall) -> None:
         """Refuse effects on a restored copy; a finished run can be read from a copy."""
@@ -284,10 +286,8 @@ class StepCalls(Generic[P, R]):
             call.engine.copy_check.check_original()
 
     def _value_or_raise(self, call: PreparedCall, error: Error) -> Any:
-        """Raise the error of a call with its run; return the value of a key that was assumed to be new.
-
-        The claim of a new key fails on a full disk; a finished run can still be read.
-        """
+        """Raise the error of a call with its run; return the value of a key that was assumed to be new."""
+        # The claim of a new key fails on a full disk; a finished run can still be read.
         if not call.was_reread and isinstance(error, StoreError):
             call.was_reread = True
             end: EndCall | None = None
@@ -301,6 +301,7 @@ class StepCalls(Generic[P, R]):
 
     def _run_script(self, call: PreparedCall, script: Script) -> Any:
         """Run the script of an operator and return the run; to be awaited if the step is async."""
+        refuse_during_import(self.name)
         return self._run_script_async(call, script) if self._is_async else self._run_script_sync(call, script)
 
     def _run_script_sync(self, call: PreparedCall, script: Script) -> Run[Any]:
@@ -347,8 +348,7 @@ class StepCalls(Generic[P, R]):
             deadline=run.deadline, tenant=run.tenant, recorded=(run.run_id, opening["arguments"]),
             parent=opening.get("parent", ""),
         )  # fmt: skip
-        if options.is_gated:
-            call.dataset, call.masking = options.dataset_of(args, kwargs), options.masking_of(args, kwargs)
+        call.dataset, call.masking = options.gate_terms_of(args, kwargs)
         self._check_original(call)
         self._use_cooldown(call)
         return ResumedCall(call, flow.run_step(call.plan, call, head), opening.get("actor", ""))
@@ -385,12 +385,3 @@ def _choose_seed(policy: Policy, entity: str) -> str:
     if policy.jitter_seed == PER_RUN:
         return ""
     return run_seed(entity.removeprefix("run/")) if policy.jitter_seed == PER_KEY else policy.jitter_seed
-
-
-def _mark_coroutine_function(step: Any) -> None:
-    """Make `inspect.iscoroutinefunction` return True for a step."""
-    import asyncio
-    import inspect
-
-    mark: Any = vars(inspect).get("markcoroutinefunction")  # from Python 3.12 on
-    mark(step) if mark else setattr(step, "_is_coroutine", vars(asyncio.coroutines)["_is_coroutine"])

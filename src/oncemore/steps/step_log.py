@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from oncemore.events import RunEvent
 
 logger = logging.getLogger("oncemore.steps")
+_NO_OUTPUT = logging.NullHandler()
 
 #: The longest text of an error in a line; the field `oncemore_error` has it whole.
 MAX_ERROR_CHARS = 200
@@ -133,8 +134,7 @@ def log_event(event: RunEvent) -> None:
 
 def keep_off_stderr() -> None:
     """Let Python not print these records where the program has no handler: a command prints its own text."""
-    if not logger.handlers:
-        logger.addHandler(logging.NullHandler())
+    logger.addHandler(_NO_OUTPUT)
 
 
 def log_fields(event: RunEvent) -> dict[str, object]:

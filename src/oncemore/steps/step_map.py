@@ -12,6 +12,7 @@ from oncemore.config import SQLITE
 from oncemore.errors import UsageError
 from oncemore.open_engine import find_engine
 from oncemore.steps.history import find_opening
+from oncemore.steps.importing import refuse_during_import
 from oncemore.steps.keys import parse_duration
 
 if TYPE_CHECKING:
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 
     from oncemore.policy.model import Failure
     from oncemore.retries.options import Seconds
-    from oncemore.steps.decorator import Step
     from oncemore.steps.engine import Engine
+    from oncemore.steps.step import StepCalls
     from oncemore.workers.item_result import ItemCaller, ItemNotes
     from oncemore.workers.map_items import MapItem
 
-    AnyStep = Step[..., Any]
+    AnyStep = StepCalls[..., Any]
 
 MAX_CONCURRENCY = 1000
 #: How often an item may be lost besides its attempts: its process died before an attempt was recorded.
@@ -56,6 +57,8 @@ def map_items(step: AnyStep, items: Iterable[Any], limits: MapLimits, executor: 
     from oncemore.workers.map import MapJob
     from oncemore.workers.map_items import MapItem
 
+    # Checked here: an item would record the refusal of its call as its own outcome.
+    refuse_during_import(step.name)
     max_concurrency, unpack, progress, max_wait = limits
     is_number = isinstance(max_concurrency, int) and not isinstance(max_concurrency, bool)
     if not is_number or not 1 <= max_concurrency <= MAX_CONCURRENCY:
@@ -140,6 +143,8 @@ def _run_item(step: AnyStep, unpack: Callable[[Any], Any], item: MapItem, notes:
     if item.key:
         args, kwargs = _recall_arguments(step, item.key, args, kwargs)
     call = step._prepare_call(args, kwargs)
+    # A worker may have ended the run while the item waited: that is the end of this item too.
+    call.took_part = bool(item.key)
     notes.key = call.key
     step._use_cooldown(call)
     if step._options.cooldown is not None:

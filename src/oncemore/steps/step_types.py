@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 # ruff: noqa: D102 - the methods of `Step` have the docstrings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
-    from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
+    from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
     from oncemore.retries.options import Seconds
     from oncemore.steps.context import When
@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     Q = ParamSpec("Q")
     R = TypeVar("R")
     S = TypeVar("S")
+
+    class MapOptions(TypedDict, total=False):
+        """The options of `Step.map` besides `unpack`."""
+
+        max_concurrency: int
+        progress: Literal["auto", "off"]
+        max_wait: Seconds | None
+        executor: Any
 
     class AsyncStep(Step[P, Coroutine[Any, Any, R]]):
         """The type of a step that is an async function."""
@@ -41,9 +49,11 @@ if TYPE_CHECKING:
         def run(  # type: ignore[override]
             self, *args: P.args, **kwargs: P.kwargs
         ) -> Coroutine[Any, Any, Run[R]]: ...
-        def submit(  # type: ignore[override]
-            self, *args: Any, at: When | None = None, **kwargs: Any
-        ) -> Coroutine[Any, Any, Run[R]]: ...
+        @overload  # type: ignore[override]
+        def submit(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Run[R]]: ...
+        @overload
+        def submit(self, *args: Any, at: When | None, **kwargs: Any) -> Coroutine[Any, Any, Run[R]]: ...
+        def submit(self, *args: Any, **kwargs: Any) -> Any: ...
         def cancel(  # type: ignore[override]
             self, *args: Any, reason: str, **kwargs: Any
         ) -> Coroutine[Any, Any, Run[R]]: ...
@@ -53,16 +63,31 @@ if TYPE_CHECKING:
         def mark_done(  # type: ignore[override]
             self, *args: Any, value: Any = None, reason: str, **kwargs: Any
         ) -> Run[R]: ...
-        def map(  # type: ignore[override]
-            self,
-            items: Iterable[Any],
+        @overload  # type: ignore[override]
+        def map(
+            self: Callable[[S], Coroutine[Any, Any, R]],
+            items: Iterable[S],
             *,
-            max_concurrency: int = 5,
-            unpack: Literal["argument", "args", "kwargs"] = "argument",
-            progress: Literal["auto", "off"] = "auto",
-            max_wait: Seconds | None = None,
-            executor: Any = None,
+            unpack: Literal["argument"] = "argument",
+            **options: Unpack[MapOptions],
         ) -> Coroutine[Any, Any, JobRun[R]]: ...
+        @overload
+        def map(
+            self,
+            items: Iterable[Iterable[Any]],
+            *,
+            unpack: Literal["args"],
+            **options: Unpack[MapOptions],
+        ) -> Coroutine[Any, Any, JobRun[R]]: ...
+        @overload
+        def map(
+            self,
+            items: Iterable[Mapping[str, Any]],
+            *,
+            unpack: Literal["kwargs"],
+            **options: Unpack[MapOptions],
+        ) -> Coroutine[Any, Any, JobRun[R]]: ...
+        def map(self, items: Iterable[Any], **options: Any) -> Any: ...
 
     class StepDecorator(Protocol):
         """The decorator that `oncemore.step` returns."""

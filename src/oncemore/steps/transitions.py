@@ -13,12 +13,10 @@ from oncemore._values import make
 from oncemore.control.model import APPROVAL_NEEDED
 from oncemore.log.entry_codec import PLAIN_TYPES
 from oncemore.log.record import FIELD_POSITIONS, RecordChange, RunRecord
-from oncemore.policy.canonical_json import run_seed
 from oncemore.policy.closing import POISON, close_run, closing_proof, count_lost_attempt
-from oncemore.policy.decide import Situation, decide_retry
 from oncemore.policy.policy import ESCALATION, policy_id
 from oncemore.policy.proof import build_recorded_proof
-from oncemore.policy.verdict import MISMATCH_CODE, decide_verdict
+from oncemore.policy.verdict import MISMATCH_CODE
 from oncemore.steps import refusals
 from oncemore.steps.ops import EndCall
 
@@ -38,8 +36,6 @@ if TYPE_CHECKING:
 FINAL_STATES = ("COMPLETE", "HARD_FAIL")
 #: Why a run is held: its artifact no longer has the recorded bytes.
 CHECKSUM_MISMATCH = "checksum_mismatch"
-#: A shorter failure, such as a refused connection, does not show how long the work takes.
-SHORTEST_MEASURED_S = 1.0
 NO_REMARKS: Mapping[str, Any] = MappingProxyType({})
 
 _COMMIT_MARKS: tuple[Any, ...] = ("COMMIT", "COMPLETE")
@@ -263,47 +259,6 @@ def build_commit(head: LoadedHead, body: dict[str, Any]) -> RecordChange:
     run = head.record
     after = end_attempt(run, "COMPLETE", "", commit_version=head.version + 1)
     return make(RecordChange, (_COMMIT_MARKS, run, after, body))
-
-
-def decide_failure(plan: StepPlan, run: RunRecord, error: Exception, now: float) -> Decision:
-    """Return the decision about a failed attempt; equal inputs give equal decisions in every process."""
-    failure = plan.classify(error, now)
-    if plan.effect == "once":
-        failure = failure._replace(sent="no" if plan.not_applied(error) else "maybe")
-    quarantines = plan.quarantines and plan.covers is None
-    verdict = decide_verdict(failure, plan.policy, plan.effect, quarantines=quarantines)
-    if plan.effect == "once" and not plan.repeats_once and verdict == "RETRYABLE":
-        # IDEM-3: only idempotent effects and those behind an outbox are tried again.
-        verdict = "QUARANTINE" if quarantines else "TERMINAL"
-    if plan.covers is not None and verdict not in ("UNKNOWN", "QUARANTINE"):
-        verdict = "RETRYABLE" if plan.covers(error, failure) else "TERMINAL"
-    policy = plan.policy
-    # An operator can grant a run more attempts than its policy has.
-    if run.max_attempts != policy.max_attempts:
-        policy = policy.copy_with(max_attempts=run.max_attempts)
-    deadline, started_at = run.deadline or None, run.created_at
-    # A submitted run that was due later has its total timeout from that time on, not from its creation.
-    if deadline is not None and policy.total_timeout_s is not None:
-        started_at = max(started_at, deadline - policy.total_timeout_s)
-    situation = Situation(
-        attempt=run.attempt_count,
-        failure=failure,
-        verdict=verdict,
-        now=now,
-        seed=run.seed or run_seed(run.run_id),
-        started_at=started_at,
-        deadline=deadline,
-        expected_s=expected_duration(run, now) or None,
-    )
-    return decide_retry(policy, situation)
-
-
-def expected_duration(run: RunRecord, now: float) -> float:
-    """Return how long the next attempt is expected to take after one that just failed; 0 if unknown."""
-    duration = round(now - run.started_at, 6)
-    if duration < SHORTEST_MEASURED_S:
-        return run.expected_duration_s
-    return max(run.expected_duration_s, duration)
 
 
 def build_failure(

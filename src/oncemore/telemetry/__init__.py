@@ -1,4 +1,4 @@
-"""What runs report to monitoring systems: OpenTelemetry and Prometheus.
+"""Reports of runs for monitoring systems: OpenTelemetry and Prometheus.
 
     events of the process ──► MetricSource ──► OpenTelemetry metrics, Prometheus metrics
     calls of steps        ──► CallSpans    ──► OpenTelemetry spans

@@ -77,7 +77,7 @@ RUNS = Instrument(
     "counter",
     "{run}",
     ("step", "outcome", "error"),
-    "Runs by what became of them: submitted, completed, failed, held, parked, or deferred before an attempt",
+    "Runs by outcome: submitted, completed, failed, held, parked, or deferred before an attempt",
 )
 RUN_DURATION = Instrument(
     "oncemore.run.duration",
@@ -91,14 +91,14 @@ RETRY_FAILURES = Instrument(
     "counter",
     "{attempt}",
     ("step", "action", "error"),
-    "Failed attempts of oncemore.retry, by what was decided: retry, defer or stop",
+    "Failed attempts of oncemore.retry, by decision: retry, defer or stop",
 )
 BREAKER_STATE = Instrument(
     "oncemore.breaker.state",
     "gauge",
     "1",
     ("provider", "state"),
-    "1 for the state that the circuit breaker of a provider has, 0 for the others",
+    "1 for the state that the circuit breaker of a provider has, 0 for the states that it has not",
 )
 INSTRUMENTS = (
     *(ATTEMPTS, ATTEMPT_DURATION, WAIT_DURATION, RUNS, RUN_DURATION),
@@ -110,7 +110,7 @@ BUCKETS_S = (
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0),
 )
 BREAKER_STATES = ("CLOSED", "OPEN", "HALF_OPEN")
-#: The largest number of values of one label, and the value of all others.
+#: The largest number of values of one label, and the value that stands for all further ones.
 MAX_LABEL_VALUES, OTHER = 1000, "_OTHER"
 
 
@@ -152,6 +152,7 @@ class MetricSource:
 
     def _limit_value(self, label: str, value: str) -> str:
         """Return the value of a label, or `_OTHER` if the label has too many values already."""
+        # Without a lock: two threads may add one value too many, which does no harm.
         known = self._values.get(label)
         if known is None:
             known = self._values[label] = set()

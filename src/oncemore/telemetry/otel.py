@@ -1,4 +1,4 @@
-"""Spans and metrics of runs through the OpenTelemetry API; the SDK is the program's own choice.
+"""Spans of runs through the OpenTelemetry API; the SDK is the program's own choice.
 
     oncemore.run <step>         one span per call that makes attempts of a run
     └ oncemore.attempt <step>   one child per attempt; spans that the function starts are its children
@@ -6,53 +6,36 @@
 
 A call inside a span is a child of it. A process that continues a run of another process begins a trace of its
 own, with links to the span that opened the run and to the last one that claimed it: both contexts are in the
-log. So no span stays open while a run waits for hours, and a killed worker leaves no trace without an end.
+log. So no span stays open while a run waits for hours.
 
 An error that was retried is on its attempt only; the run has an error if the run itself failed.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context as otel_context
-from opentelemetry import metrics, trace
-from opentelemetry.metrics import Observation
+from opentelemetry import trace
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from oncemore import events
 from oncemore._version import __version__
 from oncemore.errors import Deferred, log_warning
 from oncemore.steps.observers import set_trace_starter
-from oncemore.telemetry.metrics import BREAKER_STATE, BUCKETS_S, INSTRUMENTS, MetricSource
+from oncemore.telemetry.metrics import MetricSource
+from oncemore.telemetry.otel_metrics import SCHEMA_URL, OpenTelemetryBackend
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from opentelemetry.metrics import CallbackOptions, MeterProvider
+    from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import Span, Tracer, TracerProvider
 
     from oncemore.events import RunEvent
     from oncemore.log.record import RunRecord
     from oncemore.steps.call import PreparedCall
-    from oncemore.telemetry.metrics import Instrument
-
-#: The semantic conventions whose names the attributes use where they exist.
-SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
-#: The number of metric updates that are collected before they are applied.
-BATCH_SIZE = 64
-#: Names of labels as attributes; `error.type` is a name of the conventions.
-ATTRIBUTE_NAMES = {
-    "step": "oncemore.step.name",
-    "outcome": "oncemore.outcome",
-    "error": "error.type",
-    "reason": "oncemore.reason",
-    "action": "oncemore.action",
-    "provider": "oncemore.provider",
-    "state": "oncemore.breaker.state",
-}
 
 
 # Trace context --------------------------------------------------------------------------------------
@@ -92,7 +75,8 @@ class CallSpans:
         self, tracer: Tracer, call: PreparedCall, run: RunRecord | None, run_id: str, *, submits: bool
     ) -> None:
         self._tracer, self._step = tracer, call.plan.name
-        self._attempt: Span | None = None
+        # Stands for no span: its methods do nothing.
+        self._attempt: Span = trace.INVALID_SPAN
         self._outcome = ""
         # All at once: setting one later costs as much as these four.
         attributes = {
@@ -111,7 +95,8 @@ class CallSpans:
 
     def wrap_attempt(self, context: AbstractContextManager[None]) -> AbstractContextManager[None]:
         """Return the context of an attempt, in which the attempt's span is the current one."""
-        return context if self._attempt is None else AttemptSpanContext(self._attempt, context)
+        is_missing = self._attempt is trace.INVALID_SPAN
+        return context if is_missing else AttemptSpanContext(self._attempt, context)
 
     def apply_event(self, event: RunEvent) -> None:
         """Start, describe or end a span."""
@@ -125,9 +110,8 @@ class CallSpans:
 
     def _end_spans(self, error: BaseException | None) -> None:
         # The outcome was not stored: another worker took the run over, or the store failed.
-        if self._attempt is not None:
-            self._attempt.set_attribute("oncemore.outcome", "unrecorded")
-            self._end_attempt()
+        self._attempt.set_attribute("oncemore.outcome", "unrecorded")
+        self._end_attempt()
         outcome = self._outcome or ("deferred" if isinstance(error, Deferred) else "unrecorded")
         # A span without an outcome and without an error is one that completed, as in all of OpenTelemetry.
         if outcome != "completed":
@@ -137,6 +121,7 @@ class CallSpans:
     def start_attempt(self, event: events.AttemptStarted) -> None:
         """Start the span of an attempt as a child of the run's."""
         self._outcome = ""
+        # By its own context: the caller's span, not the run's, is the current one in this thread.
         self._attempt = self._tracer.start_span(
             f"oncemore.attempt {self._step}",
             trace.set_span_in_context(self._run),
@@ -149,8 +134,6 @@ class CallSpans:
     def fail_attempt(self, event: events.AttemptFailed) -> None:
         """End the span of a failed attempt with its error and the decision about it."""
         self._outcome = "deferred"
-        if self._attempt is None:
-            return
         attributes = {
             "oncemore.outcome": "failed",
             "error.type": event.error_type or "_OTHER",
@@ -170,15 +153,13 @@ class CallSpans:
     def interrupt_attempt(self, event: events.AttemptInterrupted) -> None:
         """End the span of an attempt that was ended from outside."""
         self._outcome = "interrupted"
-        if self._attempt is not None:
-            self._attempt.set_attribute("oncemore.outcome", event.reason)
-            self._end_attempt()
+        self._attempt.set_attribute("oncemore.outcome", event.reason)
+        self._end_attempt()
 
     def complete_run(self, event: events.RunCompleted) -> None:
         """End the span of the attempt that succeeded."""
         self._outcome = "completed"
-        if self._attempt is not None:
-            self._end_attempt()
+        self._end_attempt()
 
     def fail_run(self, event: events.RunFailed) -> None:
         """Mark the run's span as failed."""
@@ -207,21 +188,19 @@ class CallSpans:
     def park_run(self, event: events.RunParked) -> None:
         """End the span of an attempt of a workflow that waits from here on."""
         self._outcome = "parked"
-        if self._attempt is not None:
-            self._attempt.set_attribute("oncemore.outcome", "parked")
-            self._end_attempt()
+        self._attempt.set_attribute("oncemore.outcome", "parked")
+        self._end_attempt()
 
     def submit_run(self, event: events.RunSubmitted) -> None:
         """Mark the span of a submission as done."""
         self._outcome = "submitted"
 
     def _end_attempt(self) -> None:
-        attempt, self._attempt = self._attempt, None
-        if attempt is not None:
-            attempt.end()
+        attempt, self._attempt = self._attempt, trace.INVALID_SPAN
+        attempt.end()
 
 
-#: What an event does to the spans of its call; a take-over comes before the spans of the call that made it.
+#: The effect of an event on the spans of its call. A take-over comes before the call has any.
 _SPAN_HANDLERS: dict[type, Callable[[CallSpans, Any], None]] = {
     events.AttemptStarted: CallSpans.start_attempt,
     events.AttemptFailed: CallSpans.fail_attempt,
@@ -275,87 +254,6 @@ def _log_once(error: Exception) -> None:
     if not _has_failed:
         _has_failed.append(True)
         log_warning(f"a span could not be reported: {type(error).__name__}; further errors are not logged")
-
-
-# Metrics --------------------------------------------------------------------------------------------
-
-
-class OpenTelemetryBackend:
-    """Updates the instruments of a meter, many updates at a time.
-
-    An update through the SDK takes twice as long if its code is not in the processor's cache. So updates are
-    collected and applied together: when there are `BATCH_SIZE` of them, and when the metrics are read.
-    """
-
-    def __init__(self, provider: MeterProvider | None) -> None:
-        meter = metrics.get_meter("oncemore", __version__, provider, SCHEMA_URL)
-        self._updates: deque[tuple[Instrument, tuple[str, ...], float]] = deque()
-        self._attributes: dict[tuple[str, tuple[str, ...]], dict[str, str]] = {}
-        self._states: dict[tuple[str, ...], int] = {}
-        make: dict[str, Any] = {
-            "counter": meter.create_counter,
-            "histogram": lambda *values: meter.create_histogram(
-                *values, explicit_bucket_boundaries_advisory=BUCKETS_S
-            ),
-            # The SDK reads observable instruments first, then everything else.
-            "gauge": lambda name, *values: meter.create_observable_gauge(name, [self._read_states], *values),
-        }
-        self._instruments = {one.name: make[one.kind](one.name, one.unit, one.meaning) for one in INSTRUMENTS}
-
-    def add_count(self, instrument: Instrument, labels: tuple[str, ...]) -> None:
-        """Add one to a counter."""
-        self._updates.append((instrument, labels, 1))
-        if len(self._updates) >= BATCH_SIZE:
-            self.apply_updates()
-
-    def record_seconds(self, instrument: Instrument, labels: tuple[str, ...], seconds: float) -> None:
-        """Record a duration in a histogram."""
-        self._updates.append((instrument, labels, seconds))
-        if len(self._updates) >= BATCH_SIZE:
-            self.apply_updates()
-
-    def set_state(self, instrument: Instrument, labels: tuple[str, ...], value: int) -> None:
-        """Set a gauge."""
-        self._states[labels] = value
-
-    def apply_updates(self) -> None:
-        """Apply the updates that were collected; several threads may do so at once."""
-        counts: dict[tuple[Instrument, tuple[str, ...]], int] = {}
-        updates = self._updates
-        while updates:
-            try:
-                instrument, labels, value = updates.popleft()
-            except IndexError:  # another thread was faster
-                break
-            if instrument.kind == "counter":
-                counts[instrument, labels] = counts.get((instrument, labels), 0) + 1
-            else:
-                self._instruments[instrument.name].record(value, self._attributes_of(instrument, labels))
-        for (instrument, labels), count in counts.items():
-            self._instruments[instrument.name].add(count, self._attributes_of(instrument, labels))
-
-    def _read_states(self, options: CallbackOptions) -> list[Observation]:
-        """Return the states of breakers; the SDK calls this whenever it reads the metrics."""
-        self.apply_updates()
-        return [
-            Observation(value, self._attributes_of(BREAKER_STATE, labels))
-            for labels, value in list(self._states.items())
-        ]
-
-    def _attributes_of(self, instrument: Instrument, labels: tuple[str, ...]) -> dict[str, str]:
-        known = (instrument.name, labels)
-        attributes = self._attributes.get(known)
-        if attributes is None:
-            pairs = zip(instrument.labels, labels, strict=True)
-            # `error.type` is absent on success.
-            attributes = {ATTRIBUTE_NAMES[label]: value for label, value in pairs if value}
-            self._attributes[known] = attributes
-        return attributes
-
-    def close(self) -> None:
-        """Apply what is left; the instruments of a meter cannot be removed."""
-        self.apply_updates()
-        self._states.clear()
 
 
 # Switching on and off -------------------------------------------------------------------------------

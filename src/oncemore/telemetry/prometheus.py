@@ -77,6 +77,7 @@ def enable_registry(registry: CollectorRegistry | None) -> MetricSource:
         source = _sources.get(registry)
         if source is None:
             source = _sources[registry] = MetricSource(PrometheusBackend(registry))
+    # Outside of the lock: enabling twice does nothing.
     source.enable()
     return source
 

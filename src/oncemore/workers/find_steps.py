@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oncemore.errors import UsageError
 from oncemore.steps.decorator import Step
+from oncemore.steps.importing import import_for_command
 from oncemore.steps.nodes import NodeStep, is_node, nodes_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from oncemore.steps.importing import CallDuringImport
 
 
 def as_step(value: object) -> Step[..., Any] | None:
@@ -24,7 +26,8 @@ def as_step(value: object) -> Step[..., Any] | None:
 def find_steps(addresses: Iterable[str]) -> list[Step[..., Any]]:
     """Return all steps of each `package.module`, and the single step of each `package.module:name`.
 
-    Modules are imported as by `python -m`, with the working directory first.
+    Modules are imported with the working directory first. A module that calls its steps is imported up to
+    that call, which is refused (`steps.importing`).
     """
     # A console script has its own folder on sys.path instead of the working directory.
     folder = str(Path.cwd())
@@ -33,17 +36,25 @@ def find_steps(addresses: Iterable[str]) -> list[Step[..., Any]]:
     steps_by_id: dict[int, Step[..., Any]] = {}
     for address in addresses:
         name, colon, attribute = address.partition(":")
-        module = _import_steps_module(name)
-        if colon:
-            steps = [_find_step(module, name, attribute)]
-        else:
-            steps = [value for value in vars(module).values() if isinstance(value, Step)]
-            steps += nodes_in(module)
-            if not steps:
-                raise UsageError(f"module {name} has no steps; a step is a function under @oncemore.step")
+        module, refused_call = _import_steps_module(name)
+        try:
+            steps = [_find_step(module, name, attribute)] if colon else _list_steps(module, name)
+        except UsageError:
+            # The step may be defined below the call that ended the import: then that call is the cause.
+            if refused_call is not None:
+                raise refused_call from None
+            raise
         # By identity: a step that two modules import is one step, and must not be refused as a duplicate.
         steps_by_id.update((id(step), step) for step in steps)
     return list(steps_by_id.values())
+
+
+def _list_steps(module: Any, name: str) -> list[Step[..., Any]]:
+    steps = [value for value in vars(module).values() if isinstance(value, Step)]
+    steps += nodes_in(module)
+    if not steps:
+        raise UsageError(f"module {name} has no steps; a step is a function under @oncemore.step")
+    return steps
 
 
 def find_attribute(module: Any, name: str) -> Any:
@@ -54,9 +65,9 @@ def find_attribute(module: Any, name: str) -> Any:
     return value
 
 
-def _import_steps_module(name: str) -> Any:
+def _import_steps_module(name: str) -> tuple[Any, CallDuringImport | None]:
     try:
-        return import_module(name)
+        return import_for_command(name)
     except ModuleNotFoundError as error:
         missing = f"{error.name}."
         # Only the module itself or its parent; a missing import inside of the module is another error.

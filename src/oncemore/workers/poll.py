@@ -10,22 +10,26 @@ from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 from oncemore.control import permits
 from oncemore.control.model import CLEAR, SWITCH_ON, SwitchBoard, find_blocking_switch
 from oncemore.errors import UsageError
+from oncemore.limits import queue_step
 from oncemore.log.store import HeadQuery
+from oncemore.schedules.driver import ScheduleDriver
 from oncemore.workers.takeover import FAR_FUTURE, MAX_LISTED, WorkerSweep, make_turn
 from oncemore.workers.turns import FairShare, RunTurn, order_turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence, Set
+    from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
     from oncemore.errors import NotPermitted
+    from oncemore.limits.queue_rules import StepQueue
     from oncemore.log.record import LoadedHead
     from oncemore.log.store import Head
+    from oncemore.schedules.decorator import StepSchedule
     from oncemore.steps.call import PreparedCall
     from oncemore.steps.engine import Engine
     from oncemore.steps.ops import Script
@@ -57,12 +61,17 @@ class KnownStep(NamedTuple):
 
     names       the names of its runs in the log: its own, and its former ones
     resume_run  returns the call that continues a run, or refuses a run that cannot continue here
+    schedules   the schedules of the step
+    prepare_call  returns the call with positional arguments, for the tick of a schedule
     """
 
     names: tuple[str, ...]
     is_async: bool
     resume_run: Callable[[Engine, LoadedHead], ResumedCall]
+    prepare_call: Callable[[Engine, tuple[Any, ...]], PreparedCall]
     pipeline: str = ""
+    queue: StepQueue | None = None
+    schedules: tuple[StepSchedule, ...] = ()
 
 
 class BlockedRun(NamedTuple):
@@ -79,19 +88,23 @@ class DueRuns:
 
     turns       the listed runs, in order; the worker takes them from the front
     listed_at   when they were listed, on the monotonic clock; 0 makes the worker list them again
-    next_due    when the next run after them is due
+    schedules   the schedules of the worker's steps
     last_step   the step of the run that was started last; the next listing begins with another step
     contention  for how many listings to shuffle the runs, after another worker has taken one
     refused     by step, the runs that cannot continue here, with their versions; ignored until they change
     blocked     by entity, the runs that were not permitted to begin
     sweep       the dead workers and the share of this worker
+    has_full_queue  whether due runs wait for a slot of their queue
     """
 
     def __init__(self, engine: Engine, steps: Sequence[KnownStep], concurrency: int) -> None:
         self.steps = _index_steps(steps)
+        _check_queues(steps)
         self.turns: list[RunTurn] = []
-        self.listed_at, self.next_due = 0.0, FAR_FUTURE
+        self.listed_at, self._next_run = 0.0, FAR_FUTURE
+        self.schedules = ScheduleDriver(engine, steps)
         self.last_step, self.contention = "", 0
+        self.has_full_queue = False
         self.refused: dict[str, dict[str, int]] = {name: {} for name in self.steps}
         self.blocked: dict[str, BlockedRun] = {}
         self._engine, self._concurrency = engine, concurrency
@@ -106,25 +119,30 @@ class DueRuns:
         """Whether the runs must be listed again: none is left, or the listing is old."""
         return not self.turns or time.monotonic() - self.listed_at > MAX_LIST_AGE_S
 
+    @property
+    def next_due(self) -> float:
+        """When the next run after the listed ones, or the next tick of a schedule is due."""
+        return min(self._next_run, self.schedules.next_due)
+
     def has_ended(self, active: Set[str]) -> bool:
         """Return whether a run that was active at the last listing is not active any more."""
         return not self._active <= active
 
-    def list_turns(self, active: frozenset[str]) -> None:
+    def list_turns(self, active: Mapping[str, str]) -> None:
         """List the due runs in the order in which they are started.
 
-        active  the runs that are active now; one that ends while the store is read may be listed in its old
-                version, so all of them are ignored
+        active  the runs that are active now, with their steps; one that ends while the store is read may be
+                listed in its old version, so all of them are ignored
         """
-        listed_at, self._active = time.monotonic(), active
+        listed_at, self._active = time.monotonic(), frozenset(active)
         self.sweep.sweep_workers(contended=self.contention > 0)
-        now, self.next_due = self._engine.now(), FAR_FUTURE
+        now, self._next_run = self._engine.now(), FAR_FUTURE
         self._switches = permits.load_switches(self._engine)
         waiting = {name: self._list_due_runs(name, now) for name in self.steps if self._is_enabled(name)}
         # Runs of dead workers are closed even if a switch stops the step: that starts no attempt.
         for turn in self.sweep.lost_runs.values():
             waiting.setdefault(turn.step, []).insert(0, turn)
-        self.turns = order_turns(waiting, self.last_step)
+        self.turns = self._limit_queues(order_turns(waiting, self.last_step), active)
         self.contention = max(0, self.contention - 1)
         # Set only now: after a failed listing the old one must not count as fresh.
         self.listed_at = listed_at
@@ -156,7 +174,7 @@ class DueRuns:
             selected = due = [turn for turn in turns if turn.due <= now]
             has_more = len(heads) == limit < MAX_LISTED
             if len(due) < len(turns):
-                self.next_due = min(self.next_due, turns[len(due)].due)
+                self._next_run = min(self._next_run, turns[len(due)].due)
                 has_more = False
             if self.sweep.shares > 1:
                 selected = self._fair_share.select_runs(
@@ -170,6 +188,30 @@ class DueRuns:
         if self.contention and self.sweep.shares == 1:
             self._random.shuffle(selected)
         return selected
+
+    def _limit_queues(self, turns: list[RunTurn], active: Mapping[str, str]) -> list[RunTurn]:
+        """Return the turns without those that would find no slot in their queue."""
+        self.has_full_queue = False
+        rooms: dict[str, int] = {}
+        started: list[RunTurn] = []
+        for turn in turns:
+            queue = self.steps[turn.step].queue
+            # The attempt of a dead worker is closed in any case: that frees a slot.
+            if queue is not None and turn.entity not in self.sweep.lost_runs:
+                if queue.name not in rooms:
+                    rooms[queue.name] = self._count_room(queue, active)
+                rooms[queue.name] -= 1
+                if rooms[queue.name] < 0:
+                    self.has_full_queue = True
+                    continue
+            started.append(turn)
+        return started
+
+    def _count_room(self, queue: StepQueue, active: Mapping[str, str]) -> int:
+        """Return how many runs of a queue this worker may start now."""
+        own = [entity for entity, step in active.items() if self.steps[step].queue == queue]
+        # Runs of this worker that have not been claimed yet will take slots that are free now.
+        return queue_step.count_room(self._engine, queue, self._concurrency, own)
 
     def _is_foreign(self, turn: RunTurn) -> bool:
         return crc32(turn.entity.encode()) % self.sweep.shares != self.sweep.share
@@ -202,6 +244,21 @@ class DueRuns:
             board.moved_to or find_blocking_switch(board, (name,), "", self.steps[name].pipeline)
         )
         return not stopped and len(self.refused[name]) < MAX_REFUSED
+
+
+def _check_queues(steps: Iterable[KnownStep]) -> None:
+    """Refuse steps that share a queue and disagree about its concurrency."""
+    first: dict[str, KnownStep] = {}
+    for step in steps:
+        if step.queue is None:
+            continue
+        other = first.setdefault(step.queue.name, step)
+        if other.queue != step.queue:
+            assert other.queue is not None
+            raise UsageError(
+                f"queue {step.queue.name!r} has concurrency={other.queue.concurrency} in {other.names[0]} "
+                f"and concurrency={step.queue.concurrency} in {step.names[0]}; give both the same"
+            )
 
 
 def _index_steps(steps: Sequence[KnownStep]) -> dict[str, KnownStep]:

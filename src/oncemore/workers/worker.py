@@ -17,7 +17,6 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from oncemore._values import Value
 from oncemore.control.model import APPROVAL_NEEDED
 from oncemore.errors import (
     CoolingDown,
@@ -44,7 +43,7 @@ from oncemore.steps.perform import run_call, run_call_async
 from oncemore.workers import poll
 from oncemore.workers.find_steps import as_step
 from oncemore.workers.thread_pool import WorkerThreads
-from oncemore.workers.worker_report import WorkerStats, count_unknown_runs, list_leftovers
+from oncemore.workers.worker_report import WorkerHealth, WorkerStats, count_unknown_runs, list_leftovers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -63,19 +62,6 @@ MIN_WAIT_S, MAX_STOP_DELAY_S = 0.01, 0.2
 UNREACHABLE = 1 << 62
 #: How long cancelled runs have to record their cancellation.
 CANCEL_GRACE_S = 5.0
-
-
-class WorkerHealth(Value):
-    """Health of a worker, for a monitor.
-
-    loop_age_s        seconds since the loop last started a round; None if the loop is not running
-    store_read_age_s  seconds since the worker last read the store; None if it never has
-    stopping          a stop was requested, and the worker takes no more runs
-    """
-
-    loop_age_s: float | None
-    store_read_age_s: float | None
-    stopping: bool
 
 
 #: The outcome of a run by the class of its error; the first matching row applies.
@@ -199,6 +185,7 @@ class Worker:
         threads = WorkerThreads(self._concurrency)
         self._due_runs.listed_at = 0.0
         self._due_runs.sweep.reset_schedule()
+        self._due_runs.schedules.reset_declarations()
         log_length: int | None = None
         try:
             while not self._stopping:
@@ -206,8 +193,11 @@ class Worker:
                 try:
                     # Read before the listing: a run that ends during it may be due again.
                     was_idle = not self._active_runs
+                    # Also while no run can be started: a tick must not be missed because runs are long.
+                    self._due_runs.schedules.submit_due_ticks()
                     started = self._start_due_runs(threads)
-                    is_due_soon = self._is_throttled or self._due_runs.next_due <= self._engine.now() + wait_s
+                    is_limited = self._is_throttled or self._due_runs.has_full_queue
+                    is_due_soon = is_limited or self._due_runs.next_due <= self._engine.now() + wait_s
                     stays = until_stopped or not was_idle or is_due_soon
                     if started or len(self._active_runs) >= self._concurrency:
                         log_length = None
@@ -276,7 +266,7 @@ class Worker:
 
     def _list_turns(self) -> None:
         with self._changed:
-            active = frozenset(self._active_runs)
+            active = dict(self._active_runs)
         self._due_runs.list_turns(active)
 
     def _wait_for_work(self, log_length: int | None) -> int | None:

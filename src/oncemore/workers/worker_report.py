@@ -30,6 +30,19 @@ if TYPE_CHECKING:
 MAX_COUNTED = 100_000
 
 
+class WorkerHealth(Value):
+    """Health of a worker, for a monitor.
+
+    loop_age_s        seconds since the loop last started a round; None if the loop is not running
+    store_read_age_s  seconds since the worker last read the store; None if it never has
+    stopping          a stop was requested, and the worker takes no more runs
+    """
+
+    loop_age_s: float | None
+    store_read_age_s: float | None
+    stopping: bool
+
+
 class WorkerStats(Value):
     """Counts of a worker's runs by outcome.
 

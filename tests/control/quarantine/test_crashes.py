@@ -27,6 +27,7 @@ from tests.control.quarantine.helpers import (
     processes,
 )
 from tests.crash.harness import ScriptRun, crash_everywhere, run_with_driver, start_engine_call
+from tests.steps.colours import RAISES
 
 #: Starts a process on the store of a scenario.
 Start = Callable[[], Engine]
@@ -80,7 +81,7 @@ def test_a_crash_anywhere_leaves_the_hold_with_all_its_notices_or_neither(name: 
 
 
 def test_a_crash_anywhere_leaves_a_failure_with_all_its_notices_or_neither() -> None:
-    @oncemore.step(effect="idempotent", name="broken")
+    @oncemore.step(effect="idempotent", name="broken", policy=RAISES)
     def broken(x: int) -> None:
         raise ValueError(x)
 

@@ -303,9 +303,8 @@ def test_of_many_threads_that_decide_exactly_one_wins(engine: Engine) -> None:
 )
 def test_a_former_holder_can_commit_neither_after_a_reject_nor_after_a_rerun(effect: Any, what: str) -> None:
     start = processes()
-    step = oncemore.step(effect=effect, name="slow", policy=oncemore.Policy(max_attempts=1, max_crashes=1))(
-        lambda: "late"
-    )
+    policy = oncemore.Policy(max_attempts=1, max_crashes=1)
+    step = oncemore.step(effect=effect, name="slow", policy=policy)(lambda: "late")
     paused = start()
     zombie = start_engine_call(paused, step)
     zombie.run_until(RunAttempt)  # its attempt is under way, and is taken for lost

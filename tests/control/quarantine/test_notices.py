@@ -28,6 +28,7 @@ from tests.control.quarantine.helpers import (
     make_notifier,
     processes,
 )
+from tests.steps.colours import RAISES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,7 +79,7 @@ def test_whoever_is_to_be_told_is_told_without_being_asked_for() -> None:
         assert notice == NotificationStatus("ops", "DELIVERED", message.id, 0.0)
 
 
-@oncemore.step(effect="idempotent", name="broken")
+@oncemore.step(effect="idempotent", name="broken", policy=RAISES)
 def broken(x: int) -> None:
     """Fails for good at once."""
     raise ValueError(x)

@@ -38,7 +38,7 @@ def charge(order: str) -> dict[str, int]:
     return {"receipt": 7}
 
 
-@oncemore.step(effect="idempotent", name="shop.label")
+@oncemore.step(effect="idempotent", name="shop.label", policy=oncemore.Policy("label", max_crashes=3))
 def label(order: str) -> str:
     if order == "A-66":
         die_if_told()

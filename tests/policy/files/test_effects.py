@@ -63,6 +63,17 @@ def prints(text: str) -> Observe:
     return observe
 
 
+def warns(text: str) -> Observe:
+    """Whether `oncemore policy check` prints a text as a warning or as an error."""
+
+    def observe(path: Path) -> bool:
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            cli.run_command(["policy", "check", str(path)])
+        return text in out.getvalue()
+
+    return observe
+
+
 def delay(attempt: int = 1, seed: str = "seed", **known: Any) -> Observe:
     """Observe the action after a failed attempt, and its delay."""
 
@@ -281,6 +292,7 @@ METER = "  calls: 5\n"
 PURSE = "  capacity: 7\n"
 REST = "  base_s: 300\n"
 NOT_SENT = ConnectionRefusedError()
+SENSITIVE = "version: retry-loop-v1.0\ngoverned: true\nretry_policy: {timeout_s: 5}\n"
 
 ROWS: dict[str, Callable[[Path], None]] = {
     # The file.
@@ -291,10 +303,24 @@ ROWS: dict[str, Callable[[Path], None]] = {
     "owner": Change("owner: data team\n", prints("data team"), True),
     "reviewer": Change("reviewer: the council\n", prints("the council"), True),
     "review_by": Change("review_by: 2027-01-31\n", prints("2027-01-31"), True),
+    "reviewed": Change("reviewed: 2026-01-31\n", warns("its review is overdue since 2026-05-03"), True),
+    "released": Change("released: 2020-02-29\n", warns("time to live ended on 2022-02-28"), True),
+    "ttl_months": Change(
+        "ttl_months: 1\n",
+        warns("time to live ended on 2024-02-29"),
+        True,
+        f"{BASE}released: 2024-01-31\n",
+    ),
+    "expires": Change("expires: 2026-01-31\n", warns("it expired on 2026-01-31"), True),
+    "classification": Change("classification: Sensitive\n", warns("care_notes is missing"), True, SENSITIVE),
+    "indigenous_rights_flag": Change(
+        "indigenous_rights_flag: true\n", warns("care_notes is missing"), True, SENSITIVE
+    ),
+    "change_reason": Change("change_reason: fewer calls\n", prints("fewer calls"), True),
     "care_notes": Change("care_notes: masked first\n", prints("masked first"), True),
     "governed": Change(
         "governed: true\n",
-        lambda path: files.load(path).warnings != (),
+        lambda path: files.inspect_file(path).warnings != (),
         True,
         "version: retry-loop-v1.0\nretry_policy: {timeout_s: 5}\n",
     ),
@@ -363,7 +389,7 @@ ROWS: dict[str, Callable[[Path], None]] = {
     ),
     "telemetry_tuning.enabled": Change(
         "telemetry_tuning: {enabled: false}\n",
-        of_policy("tuning"),
+        lambda path: files.inspect_file(path).policy().tuning,
         None,
         "version: retry-loop-v1.0\nextends: kfm-loop\n",
     ),
@@ -430,7 +456,7 @@ ROWS: dict[str, Callable[[Path], None]] = {
             f"{BASE}on_non_retryable: [quarantine]\n",
         ),
     ),
-    "after_failure": Change("after_failure: new_run\n", calls_of_failed_work, 2),
+    "after_failure": Change("after_failure: raise\n", calls_of_failed_work, 1),
     "circuit_breaker": Change("circuit_breaker: {max_failures: 2}\n", of_step("_provider_rules.failures"), 2),
     "circuit_breaker.max_failures": in_section(
         "circuit_breaker", "max_failures: 9", of_step("_provider_rules.failures"), 9, "  cooldown_sec: 1\n"

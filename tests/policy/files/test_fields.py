@@ -373,14 +373,14 @@ def test_the_metadata_of_a_file_is_available(write: Write) -> None:
     profile = files.load(
         write(
             'version: "1"\nretry_policy: {}\ndescription: what for\nowner: data steward\nreviewer: council\n'
-            "review_by: 2026-03-31\ncare_notes: with care\npriority: P1\nkfm_compliant: true\n"
+            "review_by: 2126-03-31\ncare_notes: with care\npriority: P1\nkfm_compliant: true\n"
         )
     )
     assert dict(profile.metadata) == {
         "description": "what for",
         "owner": "data steward",
         "reviewer": "council",
-        "review_by": "2026-03-31",
+        "review_by": "2126-03-31",
         "care_notes": "with care",
         "priority": "P1",
         "kfm_compliant": True,

@@ -212,13 +212,14 @@ def test_one_altered_byte_in_a_packaged_profile_is_refused_by_name(
         files.profile(name)
 
 
-def test_an_unsigned_governed_file_loads_with_one_warning(write: Write) -> None:
+def test_an_unsigned_governed_file_is_shown_and_not_loaded(write: Write) -> None:
     path = write(GOVERNED)
-    with pytest.warns(PolicyWarning, match="this governed policy file is not signed") as caught:
-        profile = files.load(path)
-    assert [warning.filename for warning in caught] == [__file__]
+    with pytest.raises(PolicyError, match=f"{path}: is not signed; a governed file needs the signature"):
+        files.load(path)
+    profile = files.inspect_file(path)
     assert (profile.governed, profile.signature) == (True, "unsigned")
-    assert files.load(path) is profile  # and it is said once
+    assert "is not signed" in profile.warnings[0]
+    assert files.inspect_file(path) is profile
 
 
 def test_an_ungoverned_file_and_packaged_ones_load_without_warnings(write: Write) -> None:
@@ -229,9 +230,10 @@ def test_an_ungoverned_file_and_packaged_ones_load_without_warnings(write: Write
 
 
 def test_a_file_that_extends_another_gives_each_warning_once(write: Write) -> None:
-    write(GOVERNED, "parent.yaml")
+    long = "base_delay_s: 2000, max_delay_s: 4000"
+    write(f'version: "1"\nretry_policy: {{{long}}}\n', "parent.yaml")
     with pytest.warns(PolicyWarning) as caught:
-        files.load(write("version: retry-loop-v1.1\nextends: parent.yaml\n"))
+        files.load(write('version: "2"\nprofile: mine.yaml\nextends: parent.yaml\n'))
     assert ["mine.yaml" in str(warning.message) for warning in caught] == [True]
 
 
@@ -361,11 +363,11 @@ def test_a_changed_file_changes_the_next_block_of_attempts(write: Write, instant
 
 def test_a_decorator_gives_each_warning_once_at_its_own_line(write: Write) -> None:
     long = "base_delay_s: 2000, max_delay_s: 4000, timeout_s: 1"
-    path = write(f"version: retry-loop-v1.0\ngoverned: true\nretry_policy: {{{long}}}\n")
+    path = write(f'version: "1"\nreview_by: 2026-01-31\nretry_policy: {{{long}}}\n')
     with pytest.warns(PolicyWarning) as caught:
         oncemore.retry(on=OSError, policy=path)(print)
     assert [warning.filename for warning in caught] == [__file__] * 2
-    assert "is not signed" in str(caught[0].message)
+    assert "its review is overdue since 2026-01-31" in str(caught[0].message)
     assert "up to 3 calls and 6000 s" in str(caught[1].message)
 
 

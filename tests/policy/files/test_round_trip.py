@@ -96,7 +96,7 @@ def loaded(text: str | bytes) -> govern.Profile:
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PolicyWarning)
-            return govern.load(path)
+            return govern.inspect_file(path)
 
 
 def refusal(text: str | bytes, use: Callable[[Any], object] = loaded) -> str:

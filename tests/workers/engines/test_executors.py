@@ -106,10 +106,10 @@ def test_what_is_met_there_is_counted_here(engine: oncemore.Engine, pool: Proces
     assert b.cooldown is not None
     assert (c.failed, c.last_error["type"]) == (1, "Fragile")  # type: ignore[index]
     assert (d.done, d.failed) == (1, 0), "it is done, though its value could not be kept"
-    assert work.asks.map(["c1"], executor=pool).providers["c"].errors == {"EXC_Fragile": 1}, (
-        "also what had failed"
-    )
     assert {run.correlation_id for run in job.runs if run} == {job.correlation_id}
+    assert work.asks.map(["c1"], executor=pool).providers["c"].errors == {"EXC_Fragile": 1}, (
+        "what had failed is begun again, and fails again"
+    )
     assert work.formless.map([1], executor=pool).outcome == "FAILED"
 
 

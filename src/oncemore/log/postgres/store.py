@@ -326,6 +326,9 @@ class ReadOnlyPostgresStore(ReadOnlyMixin, PostgresStore):
 
 def _row_to_entry(row: tuple[Any, ...]) -> Entry:
     seq, entity, version, prev, own_hash, header, body, stored_digest = row
+    # The digest is stored only once the body is pruned.
+    if body is not None and stored_digest is not None:
+        raise StoreError(f"entry {seq} ({entity}) was altered: it has a body and the digest of a pruned one")
     return Entry(
         seq=seq,
         entity=entity,
@@ -334,7 +337,6 @@ def _row_to_entry(row: tuple[Any, ...]) -> Entry:
         hash=own_hash,
         header=header,
         body=body,
-        # The digest is stored only once the body is pruned.
         body_digest=hash_bytes(body) if body is not None else stored_digest,
     )
 

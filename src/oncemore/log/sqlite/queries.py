@@ -7,13 +7,12 @@ reads all heads (a million in about a second), sorting nothing but their ids.
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from oncemore._values import make
 from oncemore.errors import StoreError
-from oncemore.log.record import NOWHERE
 from oncemore.log.store import Entry, Head, HeadIndex
-from oncemore.policy.canonical_json import hash_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,8 +31,12 @@ LOG_LIST = "seq, entity, version, before, hash, header, body, digest"
 
 #: One head with the body of its last entry.
 SELECT_HEAD = f"SELECT {HEAD_LIST}, (SELECT body FROM log WHERE log.seq=head.seq) FROM head WHERE entity=?"  # noqa: S608
-#: Entries with the hash of the previous entry of their entity.
-SELECT_ENTRIES = f"SELECT {LOG_LIST}, (SELECT hash FROM log p WHERE p.seq=log.before) FROM log"  # noqa: S608
+#: Entries in the order of the fields of `Entry`, with the hash of the previous entry of their entity.
+SELECT_ENTRIES = """
+SELECT seq, entity, version,
+    CASE before WHEN 0 THEN zeroblob(32) ELSE (SELECT hash FROM log p WHERE p.seq=log.before) END,
+    hash, header, body, digest FROM log
+"""
 #: The entries of an entity (?1) from its last back to the version ?2, along their back pointers.
 ENTITY_CHAIN = """
 WITH RECURSIVE chain(at, number, next) AS (
@@ -60,15 +63,18 @@ def row_to_head(row: tuple[Any, ...]) -> Head:
 
 def row_to_entry(row: tuple[Any, ...]) -> Entry:
     """Return the entry in a row of `SELECT_ENTRIES`."""
-    seq, entity, body, stored_digest = row[0], row[1], row[6], row[7]
-    try:
-        # The digest is stored only once the body is pruned.
-        body_digest = hash_bytes(body) if body is not None else stored_digest
-    except TypeError:
-        raise StoreError(f"entry {seq} ({entity}) was altered: its body is not made of bytes") from None
+    body = row[6]
     # The row has the fields of `Entry` in their order. `make` costs a third of keywords, and a scan of the
-    # whole log passes here once per entry: 2 µs instead of 5.
-    return make(Entry, (*row[:3], row[8] or NOWHERE, *row[4:7], body_digest))
+    # whole log passes here once per entry: 1.5 µs instead of 5.
+    if body is None:
+        return make(Entry, row)
+    # The digest is stored only once the body is pruned.
+    if row[7] is None:
+        try:
+            return make(Entry, (*row[:7], sha256(body).digest()))
+        except TypeError:
+            pass
+    raise StoreError(f"entry {row[0]} ({row[1]}) was altered: its body is not made of bytes, or has a digest")
 
 
 def read_head_rows(query: HeadQuery, read: Read) -> list[tuple[Any, ...]]:

@@ -131,7 +131,7 @@ class SqliteReader:
         prev = NOWHERE
         for row in reversed(self.query_rows(sql, (entity, after))):
             if row[2] > after:
-                yield row_to_entry((*row, prev))
+                yield row_to_entry((*row[:3], prev, *row[4:]))
             prev = row[4]
 
     def wait_for_change(self, after: int, timeout: float) -> int:

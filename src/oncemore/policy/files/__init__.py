@@ -4,6 +4,7 @@
     files.profile("kfm-loop")             a profile by name
     files.policy("nova-cat/acquisition")  a policy by its address: profile[/policy][@provider]
     files.load("policies/mine.yaml")      a file
+    files.inspect_file("mine.yaml")       a file to be looked at, also if it may not be used
     files.listing(), files.names()        the known profiles
     files.schema()                        the JSON Schema of policy files
 
@@ -16,7 +17,16 @@ from __future__ import annotations
 from oncemore.policy.files.faults import FileFault, FilePosition, PolicyFileError
 from oncemore.policy.files.json_schema import schema
 from oncemore.policy.files.loaded import UNSIGNED, VERIFIED, Cooldown, Profile
-from oncemore.policy.files.loader import PolicyListing, forget, listing, load, names, policy, profile
+from oncemore.policy.files.loader import (
+    PolicyListing,
+    forget,
+    inspect_file,
+    listing,
+    load,
+    names,
+    policy,
+    profile,
+)
 from oncemore.policy.files.writer import as_file
 
 __all__ = [
@@ -30,6 +40,7 @@ __all__ = [
     "Profile",
     "as_file",
     "forget",
+    "inspect_file",
     "listing",
     "load",
     "names",

@@ -19,6 +19,7 @@ from oncemore.policy.files.fields import (
     ENVELOPE_FIELDS,
     GOVERNED_VERSION_PATTERN,
     RETRY_FIELDS,
+    UNVERSIONED,
 )
 from oncemore.policy.files.inheritance import (
     DEFAULT_POLICY,
@@ -109,10 +110,6 @@ def _check_sections(tree: MappingNode, sections: dict[str, Any], faults: FaultLi
 def _select_fields(tree: MappingNode, rows: tuple[Any, ...]) -> MappingNode:
     names = {row.name for row in rows}
     return MappingNode({name: entry for name, entry in tree.entries.items() if name in names}, tree.mark)
-
-
-#: The version of a file without one.
-UNVERSIONED: Final = "unversioned"
 
 
 def _check_version(tree: MappingNode, envelope: dict[str, Any], faults: FaultList) -> Iterator[str]:

@@ -42,6 +42,8 @@ NAME_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 ADDRESS_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._/@() -]{0,199}"
 CLASS_PATTERN: Final = r"[A-Za-z0-9_.:-]{1,100}\*?|\*"
 VERSION_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}"
+#: The version of a file without one.
+UNVERSIONED: Final = "unversioned"
 GOVERNED_VERSION_PATTERN: Final = r"retry-loop-v(?:0|[1-9][0-9]{0,5})\.(?:0|[1-9][0-9]{0,5})"
 
 
@@ -242,7 +244,7 @@ COOLDOWN_FIELDS: Final = (
     number_field("cap_s", "the cap: no cooldown is longer", ("max_delay_s", "cap")),
 )
 
-#: Fields about the file itself. Only `governed`, `kfm_compliant` and `priority` are inherited.
+#: Fields about the file itself; those in `NOT_INHERITED` hold for one file only.
 ENVELOPE_FIELDS: Final = (
     text_field(
         "profile", "name of the profile; default: the name of the file", ("name",), pattern=NAME_PATTERN
@@ -256,8 +258,23 @@ ENVELOPE_FIELDS: Final = (
     text_field("description", "purpose"),
     text_field("owner", "person or team responsible for it"),
     text_field("reviewer", "person who reviewed it"),
-    FieldSpec("review_by", "date", "day of the next review"),
-    text_field("care_notes", "notes about sensitive data"),
+    FieldSpec("reviewed", "date", "day of the last review; the next one is due a quarter later"),
+    FieldSpec("review_by", "date", "day of the next review; afterwards the file has a warning"),
+    FieldSpec("released", "date", "day from which its time to live counts"),
+    count_field(
+        "ttl_months", "time to live; afterwards the file has a warning; default: 24 months", high=600
+    ),
+    FieldSpec("expires", "date", "first day, in UTC, on which a governed file is refused"),
+    text_field(
+        "classification",
+        "class of the pipelines that use it; a governed file for Sensitive ones needs care_notes",
+        choices=("Public", "Internal", "Restricted", "Sensitive"),
+    ),
+    flag_field(
+        "indigenous_rights_flag", "whether its pipelines touch indigenous rights; then it needs care_notes"
+    ),
+    text_field("care_notes", "how it treats sensitive data (CARE)"),
+    text_field("change_reason", "why it differs from the version before; recorded when a store accepts it"),
     flag_field("governed", "whether the stricter rules of governed pipelines apply"),
     flag_field("kfm_compliant", "false if the profile does not follow the KFM rules"),
     text_field(
@@ -297,7 +314,10 @@ POLICY_FIELDS: Final = (
 
 #: Fields that apply only to the file they are in.
 NOT_INHERITED: Final = frozenset(
-    ("profile", "version", "extends", "description", "owner", "reviewer", "review_by", "care_notes")
+    (
+        *("profile", "version", "extends", "description", "owner", "reviewer", "reviewed", "review_by"),
+        *("released", "ttl_months", "expires", "care_notes", "change_reason"),
+    )
 )
 
 

@@ -42,6 +42,9 @@ LAYOUT: Final = frozenset(
     name for name, file in PACKAGED_FILES.items() if file == f"retry-loop/policies/{name}.yaml"
 )
 
+#: Ends of the names of signature files: mine.yaml.dsse.json, mine.yaml.sig, mine.yaml.sigstore.json.
+SIGNATURE_SUFFIXES: Final = (".dsse.json", ".sig", ".sigstore.json")
+
 #: The largest packaged profile has 5 KiB. A file of this size is parsed in less than a tenth of a second.
 MAX_BYTES: Final = 32 * 1024
 
@@ -136,6 +139,16 @@ def _error_reason(error: OSError) -> str:
 
 def _make_stamp(path: str, facts: os.stat_result) -> FileStamp:
     return FileStamp(path, facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+
+
+def has_signature_files(path: str) -> bool:
+    """Return whether files with signatures of a policy file lie beside it."""
+    folder, name = os.path.split(path)
+    try:
+        names = os.listdir(folder or ".")  # noqa: PTH208 - names, not paths
+    except OSError:
+        return False
+    return any(each.startswith(f"{name}.") and each.endswith(SIGNATURE_SUFFIXES) for each in names)
 
 
 def packaged_path(name: str) -> str:

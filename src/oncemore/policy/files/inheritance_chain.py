@@ -16,7 +16,7 @@ from oncemore._values import Value
 from oncemore.errors import PolicyError
 from oncemore.policy.files.address import profile_name, resolve_extends
 from oncemore.policy.files.faults import FaultList, FilePosition, format_value
-from oncemore.policy.files.fields import NAME_PATTERN
+from oncemore.policy.files.fields import NAME_PATTERN, UNVERSIONED
 from oncemore.policy.files.file_reader import (
     LAYOUT,
     PACKAGED_FILES,
@@ -37,11 +37,23 @@ if TYPE_CHECKING:
 MAX_PARENTS: Final = 5
 
 
+class ReadFile(Value):
+    """A file of the chain as it was read: its path, its bytes, and the name and version in it."""
+
+    path: str
+    data: bytes
+    name: str
+    version: str
+    #: Whether the file itself states its name; the name of a file is not signed.
+    has_name: bool
+
+
 class FileDraft(Value):
     """The merged fields of a file, before policies are built from them.
 
     is_compliant  whether no file in the chain says that it does not follow the KFM rules
     stamps        the stamps of all files in the chain
+    own_files     the files of the chain that are not packaged, this one first
     """
 
     name: str
@@ -50,6 +62,7 @@ class FileDraft(Value):
     is_compliant: bool
     digest: str
     stamps: tuple[FileStamp, ...]
+    own_files: tuple[ReadFile, ...] = ()
 
 
 def draft_file(path: str, faults: FaultList, extending_files: tuple[str, ...] = ()) -> FileDraft:
@@ -62,7 +75,13 @@ def draft_file(path: str, faults: FaultList, extending_files: tuple[str, ...] = 
     name = profile_name(raw, path)
     _check_name(name, own, path, faults)
     draft = FileDraft(
-        name, own, (), not _has_flag(own, "kfm_compliant", False), sha256(data).hexdigest(), (stamp,)
+        name=name,
+        tree=own,
+        lineage=(),
+        is_compliant=not _has_flag(own, "kfm_compliant", False),
+        digest=sha256(data).hexdigest(),
+        stamps=(stamp,),
+        own_files=() if is_packaged(path) else (_make_read_file(path, data, name, own),),
     )
     parent = _draft_parent(own, path, (*extending_files, os.path.realpath(path)), faults)
     # Packaged profiles hold fields of their source documents even where these have no effect.
@@ -76,7 +95,14 @@ def draft_file(path: str, faults: FaultList, extending_files: tuple[str, ...] = 
         lineage=(parent.name, *parent.lineage),
         is_compliant=draft.is_compliant and parent.is_compliant,
         stamps=(stamp, *parent.stamps),
+        own_files=(*draft.own_files, *parent.own_files),
     )
+
+
+def _make_read_file(path: str, data: bytes, name: str, own: MappingNode) -> ReadFile:
+    entry = own.entries.get("version")
+    version = entry.node.value if entry is not None and isinstance(entry.node, ScalarNode) else None
+    return ReadFile(path, data, name, str(version or UNVERSIONED), "profile" in own.entries)
 
 
 def _check_name(name: str, own: MappingNode, path: str, faults: FaultList) -> None:

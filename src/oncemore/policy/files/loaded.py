@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 VERIFIED: Final = "packaged, digest verified"
 UNSIGNED: Final = "unsigned"
+#: First words of the other states of a signature.
+SIGNED, REFUSED = "signed by ", "refused: "
+#: The state of a signed file that is not governed, where no trusted keys are configured.
+NOT_VERIFIED: Final = "signed, not verified"
 #: The type of a `cooldown` in a policy file.
 Cooldown = CooldownSchedule
 
@@ -27,7 +31,8 @@ class Profile(FrozenRecord):
     name        the name in the file, else the name of the file
     version     the version, recorded with every decision
     governed    whether the stricter rules of governed pipelines apply
-    metadata    description, owner, reviewer, review_by, care_notes, priority, kfm_compliant, if given
+    metadata    description, owner, reviewer, dates of review and expiry, care_notes, priority and the other
+                fields about the file itself, if given
     policies    policies by name; the profile's own name stands for `default`
     providers   all policies by name, for each provider with policies of its own
     cooldowns   the common cooldown (under ""), and one for each provider that has its own
@@ -37,7 +42,8 @@ class Profile(FrozenRecord):
     extends     the profiles that it extends, nearest first
     source      path of the file
     digest      SHA-256 of the file's bytes
-    signature   VERIFIED or UNSIGNED
+    signature   VERIFIED, UNSIGNED, NOT_VERIFIED, or a text that begins with SIGNED (the signers follow) or
+                REFUSED (the reason follows; only in a profile that was loaded to be looked at)
     warnings    texts for settings that are allowed but unwise; issued once, on loading
     """
 

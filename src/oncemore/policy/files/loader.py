@@ -6,13 +6,19 @@
 
 Loaded profiles are cached until one of their files changes. Warnings are issued only when a file is
 actually read, with the caller's line.
+
+A governed file of the user is loaded only if it is signed by trusted keys and in time
+(`governance.policy_trust`). `inspect_file` loads it without that, for commands that only show it. Steps and
+`retry` take the policy in force: if a file that they use is replaced by one that is refused, the process
+continues with the policy that it has loaded, and logs the refusal (ADR 0051).
 """
 
 from __future__ import annotations
 
+from oncemore import clock as clocks
 from oncemore._values import Value
 from oncemore.config import HEARTBEATS_PER_LEASE, LEASE_S
-from oncemore.errors import PolicyError, warn_policy
+from oncemore.errors import PolicyError, log_warning, warn_policy
 from oncemore.limits.breaker_rules import BreakerRules
 from oncemore.policy.files.address import (
     clear_name_cache,
@@ -22,16 +28,17 @@ from oncemore.policy.files.address import (
     path_text,
 )
 from oncemore.policy.files.build import BuiltProfile, build_profile
-from oncemore.policy.files.faults import FaultList
+from oncemore.policy.files.faults import FaultList, FilePosition, policy_file_error
 from oncemore.policy.files.file_reader import (
     PACKAGED_FILES,
     FileStamp,
+    has_signature_files,
     is_packaged,
     packaged_path,
     stamp_file,
 )
-from oncemore.policy.files.inheritance_chain import FileDraft, draft_file, is_governed
-from oncemore.policy.files.loaded import UNSIGNED, VERIFIED, Profile
+from oncemore.policy.files.inheritance_chain import FileDraft, ReadFile, draft_file, is_governed
+from oncemore.policy.files.loaded import NOT_VERIFIED, REFUSED, SIGNED, UNSIGNED, VERIFIED, Profile
 from oncemore.policy.policy import STANDARD, StepSettings
 
 TYPE_CHECKING = False
@@ -45,7 +52,12 @@ if TYPE_CHECKING:
 
 MAX_CACHED_PROFILES: Final = 128
 
-_profile_cache: dict[str, tuple[tuple[FileStamp, ...], Profile]] = {}
+#: Loaded profiles by path, and by whether their signatures were demanded.
+_profile_cache: dict[tuple[str, bool], tuple[tuple[FileStamp, ...], Profile]] = {}
+#: The governed profiles that steps of this process use, by path.
+_in_force: dict[str, Profile] = {}
+#: Refusals that were logged: a policy is looked up for every decorated function.
+_logged_refusals: set[str] = set()
 
 
 class PolicyListing(Value):
@@ -67,6 +79,23 @@ def load(path: str | os.PathLike[str]) -> Profile:
     return loaded
 
 
+def inspect_file(path: str | os.PathLike[str]) -> Profile:
+    """Return the profile in a policy file to be looked at, also if it may not be used.
+
+    Its `signature` and its warnings say whether it may; no warnings are issued.
+    """
+    return _load_cached(path_text(path), verifies=False)[0]
+
+
+def read_own_files(path: str | os.PathLike[str]) -> tuple[Profile, tuple[ReadFile, ...]]:
+    """Return a profile to be looked at, and the files of its chain that are not packaged, as read."""
+    loaded, draft = inspect_file(path), draft_file(path_text(path), FaultList())
+    # Both must be of one state of the file: the bytes are signed or verified, the profile is reported.
+    if draft.digest != loaded.digest:
+        raise PolicyError(f"{path} was changed while it was read; try again")
+    return loaded, draft.own_files
+
+
 def profile(name: str) -> Profile:
     """Return a profile by name: a packaged one, or a file of the policy root."""
     return load(find_profile_file(name))
@@ -81,7 +110,7 @@ def policy(name: str | os.PathLike[str], provider: str | None = None) -> Policy:
 def load_policy_no_warnings(name: str | os.PathLike[str]) -> Policy:
     """Return a policy like `policy`, for a caller that issues the policy's own warnings itself."""
     address = parse_address(name)
-    loaded, is_new = _load_cached(address.path)
+    loaded, is_new = _load_in_force(address.path)
     if is_new:
         # The caller issues the warnings of its own policy; the rest of the file's warnings are issued here.
         policy_warnings = {text for part in _list_policies(loaded) for text in part.warnings()}
@@ -94,12 +123,12 @@ def step_settings(name: str | os.PathLike[str]) -> StepSettings:
     # The standard profile is known without reading its file, so a first step costs no YAML import.
     if name == STANDARD.name:
         return StepSettings()
-    loaded, _ = _load_cached(parse_address(name).path)
+    loaded, _ = _load_in_force(parse_address(name).path)
     sections, defaults = loaded.sections, StepSettings()
     on_non_retryable = sections.get("on_non_retryable", ("halt",))
     escalation = sections.get("escalation", {})
     return StepSettings(
-        after_failure=sections.get("after_failure", "raise"),
+        after_failure=sections.get("after_failure", "raise" if loaded.governed else defaults.after_failure),
         quarantines="quarantine" in on_non_retryable,
         halts_pipeline="halt" in on_non_retryable and sections.get("halt_scope") == "pipeline",
         breaker=load_breaker_rules(name),
@@ -111,6 +140,7 @@ def step_settings(name: str | os.PathLike[str]) -> StepSettings:
         priority=loaded.metadata.get("priority", defaults.priority),
         repeats_once=sections.get("effects") != "require_idempotent_or_outbox",
         lease=_read_lease(sections.get("lease", {})),
+        governed_profile=loaded if loaded.governed else None,
     )
 
 
@@ -142,7 +172,7 @@ def load_section(name: str | os.PathLike[str], section: str) -> Mapping[str, Any
 
 def sections_of(name: str | os.PathLike[str]) -> Mapping[str, Any]:
     """Return all sections of a policy's profile, without its policies."""
-    loaded, _ = _load_cached(parse_address(name).path)
+    loaded, _ = _load_in_force(parse_address(name).path)
     return loaded.sections
 
 
@@ -161,7 +191,7 @@ def load_cooldowns(name: str | os.PathLike[str]) -> Mapping[str, Cooldown]:
     """Return the cooldowns of a policy's profile: the common one (under ""), and one per provider."""
     if name == STANDARD.name:
         return {}
-    loaded, _ = _load_cached(parse_address(name).path)
+    loaded, _ = _load_in_force(parse_address(name).path)
     return loaded.cooldowns
 
 
@@ -180,21 +210,48 @@ def listing() -> list[PolicyListing]:
 def forget() -> None:
     """Clear the cache of loaded profiles; the next use reads the files again."""
     _profile_cache.clear()
+    _in_force.clear()
+    _logged_refusals.clear()
     clear_name_cache()
 
 
 def _make_listing(name: str, path: str) -> PolicyListing:
     try:
-        loaded, _ = _load_cached(path)
+        loaded, _ = _load_cached(path, verifies=False)
     except PolicyError as error:
         return PolicyListing(name, "", False, path, UNSIGNED, str(error))
     return PolicyListing(name, loaded.version, loaded.governed, path, loaded.signature)
 
 
-def _load_cached(path: str) -> tuple[Profile, bool]:
-    """Return a profile, and whether it was read by this call."""
+def _load_in_force(path: str) -> tuple[Profile, bool]:
+    """Return the profile that steps use, and whether it was read by this call.
+
+    A governed file that was replaced by one that is refused does not stop a running process, and does not
+    change what it does: the loaded profile stays in force.
+    """
+    try:
+        loaded, is_new = _load_cached(path)
+    except PolicyError as error:
+        loaded_before = _in_force.get(path)
+        if loaded_before is None:
+            raise
+        text = f"{error}; {loaded_before.name} {loaded_before.version} stays in force in this process"
+        if text not in _logged_refusals:
+            _logged_refusals.add(text)
+            log_warning(text)
+        return loaded_before, False
+    if loaded.governed and not is_packaged(path):
+        _in_force[path] = loaded
+    return loaded, is_new
+
+
+def _load_cached(path: str, *, verifies: bool = True) -> tuple[Profile, bool]:
+    """Return a profile, and whether it was read by this call.
+
+    verifies  whether a governed file of the user is refused unless trusted keys have signed it
+    """
     # All files of the chain are compared, not only the first: a changed parent changes the profile.
-    cached = _profile_cache.get(path)
+    cached = _profile_cache.get((path, verifies))
     if cached is not None and all(stamp_file(stamp.path) == stamp for stamp in cached[0]):
         return cached[1], False
     # Faults are collected over all stages, so that a user sees all of them at once.
@@ -206,19 +263,51 @@ def _load_cached(path: str) -> tuple[Profile, bool]:
             mark, "governed", "cannot be true in a profile that does not follow the KFM rules (X-41)"
         )
     built = build_profile(draft.tree, draft.name, faults)
+    _check_care_notes(draft, built, faults)
     faults.raise_if_any()
-    loaded = _make_profile(draft, built, path)
+    signature, refusal = _check_signatures(draft, built)
+    if refusal is not None and verifies:
+        raise refusal
+    loaded = _make_profile(draft, built, path, signature, refusal)
     if len(_profile_cache) >= MAX_CACHED_PROFILES:
         _profile_cache.clear()
-    _profile_cache[path] = draft.stamps, loaded
+    _profile_cache[path, verifies] = draft.stamps, loaded
     return loaded, True
+
+
+def _check_care_notes(draft: FileDraft, built: BuiltProfile, faults: FaultList) -> None:
+    """Add a fault for a governed file for sensitive pipelines that has no notes about them (GOV-12)."""
+    envelope = built.envelope
+    is_sensitive = envelope.get("classification") == "Sensitive" or envelope.get("indigenous_rights_flag")
+    if envelope.get("governed") and is_sensitive and "care_notes" not in envelope:
+        text = "is missing; a governed policy for sensitive pipelines says how it treats their data (GOV-12)"
+        faults.add_fault(draft.tree.mark, "care_notes", text)
+
+
+def _check_signatures(draft: FileDraft, built: BuiltProfile) -> tuple[str, PolicyError | None]:
+    """Return the state of a file's signature, and the error if the file may not be used."""
+    if not draft.own_files:
+        return VERIFIED, None
+    governed = built.envelope.get("governed", False)
+    is_signed = any(has_signature_files(file.path) for file in draft.own_files)
+    # Most files are neither; they cost no import of what verifies.
+    if not governed and not is_signed:
+        return UNSIGNED, None
+    from oncemore.governance.policy_trust import find_distrust
+
+    evidence, file, reason = find_distrust(draft.own_files, built.envelope, governed=governed)
+    if reason:
+        return f"{REFUSED}{reason}" if is_signed else UNSIGNED, policy_file_error(FilePosition(file), reason)
+    return (SIGNED + ", ".join(evidence.signers) if evidence.signers else NOT_VERIFIED), None
 
 
 #: Fields of the envelope that have an attribute of their own in `Profile`.
 _NOT_METADATA: Final = ("profile", "version", "governed", "extends")
 
 
-def _make_profile(draft: FileDraft, built: BuiltProfile, path: str) -> Profile:
+def _make_profile(
+    draft: FileDraft, built: BuiltProfile, path: str, signature: str, refusal: PolicyError | None
+) -> Profile:
     envelope = built.envelope
     return Profile(
         name=draft.name,
@@ -234,16 +323,25 @@ def _make_profile(draft: FileDraft, built: BuiltProfile, path: str) -> Profile:
         extends=draft.lineage,
         source=path,
         digest=draft.digest,
-        signature=VERIFIED if is_packaged(path) else UNSIGNED,
-        warnings=tuple(_collect_warnings(built, path)),
+        signature=signature,
+        warnings=tuple(_collect_warnings(built, path, refusal)),
     )
 
 
-def _collect_warnings(built: BuiltProfile, path: str) -> Iterable[str]:
+#: Fields with a date that may have passed.
+_DATES: Final = ("reviewed", "review_by", "released", "expires")
+
+
+def _collect_warnings(built: BuiltProfile, path: str, refusal: PolicyError | None) -> Iterable[str]:
     """Return the warnings about a file, each one once."""
     warnings = dict.fromkeys(built.notes)
-    if built.envelope.get("governed") and not is_packaged(path):
-        warnings[f"{path}: this governed policy file is not signed"] = None
+    if refusal is not None:
+        warnings[str(refusal)] = None
+    if not built.envelope.keys().isdisjoint(_DATES):
+        from oncemore.governance.policy_content import describe_dates
+
+        notes = describe_dates(built.envelope, clocks.current.wall())
+        warnings |= dict.fromkeys(f"{path}: {note}" for note in notes)
     for policies in (built.policies, *built.providers.values()):
         warnings |= dict.fromkeys(
             text for each_policy in policies.values() for text in each_policy.warnings()

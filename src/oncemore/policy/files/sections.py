@@ -60,7 +60,8 @@ SECTION_FIELDS: Final = (
     ),
     text_field(
         "after_failure",
-        "effect of a new call after a failure: raise the stored failure, or start a new run",
+        "effect of a new top-level call after a failure: raise the stored failure (default of a governed "
+        "file), or start a new run (default)",
         choices=("raise", "new_run"),
     ),
     # Limits: breaker, rate limit, retry budget and cooldown.

@@ -43,10 +43,11 @@ from oncemore.profiles.exoarmur.stored_records import (
 )
 from oncemore.retries.loop import ENDS
 from oncemore.retries.report import RetryReport, add_error_note, attach_decision, log_report
-from oncemore.steps import flow, transitions
+from oncemore.steps import flow
 from oncemore.steps.call import PreparedCall
 from oncemore.steps.call_operations import CALL_OPERATIONS
 from oncemore.steps.context import CONTEXT
+from oncemore.steps.failure_decision import decide_failure
 from oncemore.steps.ops import (
     AppendChange,
     AttemptTerms,
@@ -212,7 +213,7 @@ class RecordedOperation:
 
         Returns the end of the call if the attempt was its last.
         """
-        decision = _to_wall_time(transitions.decide_failure(self._plan, run, error, self._now))
+        decision = _to_wall_time(decide_failure(self._plan, run, error, self._now))
         report = RetryReport(
             name=self._plan.name,
             number=run.attempt_count,

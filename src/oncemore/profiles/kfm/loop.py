@@ -63,10 +63,10 @@ __all__ = ["LoopNode", "PermanentError", "TransientError", "last_run", "retry_lo
 #: which is reviewed. Names that a node may use itself (`rate`, `interval`) are allowed.
 POLICY_FIELDS = (
     "retry_policy", "telemetry_tuning", "max_attempts", "max_crashes", "max_retries", "retry_attempts",
-    "base_delay_s", "base_delay_sec", "max_delay_s", "max_delay_sec", "delays_s", "backoff_s", "base_backoff_s",
-    "retry_backoff_seconds", "backoff_multiplier", "jitter", "jitter_seed", "jitter_span_s", "jitter_factor",
-    "jitter_enabled", "timeout_s", "total_timeout_s", "retry_cost", "on_non_retryable", "halt_scope",
-    "circuit_breaker", "retry_budget", "rate_limit", "lease", "escalation",
+    "base_delay_s", "base_delay_sec", "max_delay_s", "max_delay_sec", "delays_s", "backoff_s",
+    "base_backoff_s", "retry_backoff_seconds", "backoff_multiplier", "jitter", "jitter_seed", "jitter_span_s",
+    "jitter_factor", "jitter_enabled", "timeout_s", "total_timeout_s", "retry_cost", "on_non_retryable",
+    "halt_scope", "circuit_breaker", "retry_budget", "rate_limit", "lease", "escalation",
 )  # fmt: skip
 
 
