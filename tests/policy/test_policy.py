@@ -89,7 +89,15 @@ def test_a_constant_delay_is_refused_when_governed_and_a_warning_elsewhere() -> 
 
 
 def test_a_good_governed_policy_is_made() -> None:
-    assert Policy(governed=True, timeout_s=5.0).governed
+    governed = Policy(governed=True, timeout_s=5.0)
+    assert (governed.governed, governed.max_crashes, Policy().max_crashes) == (True, None, 20)
+    with pytest.raises(PolicyError, match="max_crashes is 20; a governed policy counts"):
+        Policy(governed=True, timeout_s=5.0, max_crashes=20)
+    with pytest.raises(PolicyError, match="max_crashes is 0"):
+        Policy(max_crashes=0)
+    assert governed.to_dict().keys().isdisjoint({"max_crashes"}), "its digest is that of older logs"
+    assert Policy().digest != Policy(max_crashes=None).digest
+    assert governed.governed
 
 
 def test_the_standard_policy_is_as_settled() -> None:

@@ -11,6 +11,7 @@ import pytest
 import oncemore
 from oncemore.maintenance.replay import LogReplay
 from oncemore.queries.runs import RunFilter, list_runs
+from oncemore.steps import release
 from oncemore.steps.release import release_attempts
 from tests.steps.colours import POLICY, Busy, Turns, abandoned, do, each_colour, made
 
@@ -157,6 +158,36 @@ def test_what_cannot_be_released_for_free_is_left_to_the_next_worker(
     assert release_attempts(engine) == 0
     assert state_of(step).state == "RUNNING"
     busy.end()
+
+
+def test_an_attempt_that_has_just_ended_is_not_released(
+    engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = made("plain", Turns("done"))
+    step()
+    worker = engine.leases.current_identity()
+    key = f"run/{step.key()}"
+    monkeypatch.setattr(worker, "list_attempts", lambda: [(key, 1), (key, 9), ("run/unknown", 1)])
+    assert release_attempts(engine) == 0
+    assert state_of(step).state == "COMPLETE"
+
+
+def test_a_release_that_comes_too_late_changes_nothing(
+    engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = Busy()
+    step = made("plain", busy.hold)
+    busy.start(step)
+    load = release.load_head
+
+    def load_then_end(*args: Any) -> Any:
+        head = load(*args)
+        busy.end()
+        return head
+
+    monkeypatch.setattr(release, "load_head", load_then_end)
+    assert release_attempts(engine) == 0
+    assert (state_of(step).state, busy.value) == ("COMPLETE", "held")
 
 
 def test_without_its_store_a_process_ends_all_the_same(

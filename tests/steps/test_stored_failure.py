@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
+from oncemore.steps import importing
+from oncemore.steps.importing import refuse_during_import
 from tests.steps.colours import Turns, do, each_colour, made
 
 if TYPE_CHECKING:
@@ -93,6 +95,38 @@ def test_what_the_error_shows_hides_secrets_and_long_values(tmp_path: Path) -> N
     assert "token=…" in text
     assert len(text) < 1000
     assert "oncemore rerun" not in text, "another process does not have the token"
+
+
+def test_the_call_in_the_error_fits_every_kind_of_parameter(tmp_path: Path) -> None:
+    """What the error shows can be pasted: positional values, *args and **kwargs stand as in a call."""
+    with oncemore.open(tmp_path / "log.db"):
+        made_of: list[Any] = []
+
+        @oncemore.step(effect="idempotent", name="many", policy="kfm-loop")
+        def many(a: int, /, b: int, *more: int, c: int = 3, **rest: int) -> Any:
+            if not made_of:
+                raise BUG
+            return "done"
+
+        many.run(1, 2, 4, 5, d=6)
+        with pytest.raises(oncemore.PermanentFailure) as caught:
+            many(1, 2, 4, 5, d=6)
+        shown = str(caught.value).rpartition("to run it again: ")[2]
+        assert shown == "many.rerun(1, 2, 4, 5, c=3, d=6, reason=…)"
+        made_of.append(1)
+        assert eval(shown.replace("…", "'fixed'"), {"many": many}) == "done"  # noqa: S307 - the text above
+
+
+def test_a_program_of_this_package_shows_no_python_call(tmp_path: Path) -> None:
+    program = tmp_path / "policy.yaml"
+    program.write_text('version: "1"\nretry_policy: {}\nafter_failure: raise\n')
+    words = ("-m", "oncemore", "exec", "--key", "k", "--effect", "idempotent", "--policy", str(program))
+    for _ in range(2):
+        done = run_python(*words, "--", "sh", "-c", "exit 7")
+    assert done.returncode == 7
+    assert "nothing was run now" in " ".join(done.stderr.split())
+    assert ".rerun(" not in done.stderr
+    assert "--rerun --reason TEXT" in done.stderr
 
 
 def test_a_changed_version_begins_failed_work_under_every_policy_but_not_once(
@@ -268,6 +302,16 @@ def test_a_call_in_another_module_of_the_import_ends_it() -> None:
     Path("daily.py").write_text("import helpers\n")
     done = run_python("-m", "oncemore", "worker", "daily", "--store", "log.db", "--drain")
     assert (done.returncode != 0, count_runs()) == (True, 0), done.stderr
+
+
+def test_a_call_while_another_module_is_imported_names_no_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    def import_other(name: str) -> None:
+        refuse_during_import("report")
+
+    monkeypatch.setattr(importing, "import_module", import_other)
+    with pytest.raises(importing.CallDuringImport, match="nothing was run") as caught:
+        importing.import_for_command("not.there")
+    assert (caught.value.module, importing.IMPORTING) == (None, [])
 
 
 def test_a_module_in_a_package_is_found_again_after_its_import_was_ended() -> None:

@@ -30,6 +30,7 @@ import msgspec
 
 from oncemore._values import Value
 from oncemore.errors import LedgerMismatch, StoreError, UsageError
+from oncemore.governance.checkpoint_record import CheckpointRecord
 from oncemore.governance.checkpoints import read_checkpoints
 from oncemore.governance.ledger_check import (
     LedgerCheck,
@@ -39,7 +40,7 @@ from oncemore.governance.ledger_check import (
 from oncemore.governance.log_order import LEAVES_FIELD, LEDGER_ENTITY, read_in_order, read_with_order
 from oncemore.governance.signed_note import decode_base64, parse_note
 from oncemore.log.entry_codec import decode_header
-from oncemore.log.record import NOWHERE, CheckpointRecord
+from oncemore.log.record import NOWHERE
 from oncemore.log.store import Entry
 from oncemore.steps.history import verify_chain
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 from oncemore._values import Value, make
 from oncemore.control.model import Approval, SwitchBoard
 from oncemore.governance.checkpoint_record import CheckpointRecord
+from oncemore.governance.dataset_model import DatasetRecord, EscalationRecord
 from oncemore.limits.cooldown_rules import ResourceRecord
 from oncemore.limits.queue_rules import QueueSlot
 from oncemore.policy.model import check_transition
@@ -32,11 +33,10 @@ if TYPE_CHECKING:
 
     StateMark = Literal["PENDING", "RUNNING", "SOFT_FAIL", "HARD_FAIL", "COMPLETE", "INTENT", "COMMIT"]
     RunMark = Literal["CHECKPOINT", "DECISION", "ESCALATION", "PRUNE", "ERASE", "EVENT", "ARTIFACT"]
-    WorkflowMark = Literal["JOURNAL", "SIGNAL"]
     EventMark = Literal["SENDING", "DELIVERED", "DEAD"]
     OtherMark = Literal["MAINTENANCE", "LEASE", "JOB", "RESOURCE", "BREAKER", "QUOTA", "SECRET", "POLICY"]
-    EntityMark = Literal["CONTROL", "APPROVAL", "SCHEDULE", "QUEUE", "LEDGER"]
-    Mark = StateMark | RunMark | WorkflowMark | EventMark | OtherMark | EntityMark
+    EntityMark = Literal["CONTROL", "APPROVAL", "SCHEDULE", "QUEUE", "LEDGER", "JOURNAL", "SIGNAL", "DATASET"]
+    Mark = StateMark | RunMark | EventMark | OtherMark | EntityMark
     State_ = TypeVar("State_", bound="Entity")
 
 #: Number of the stored format; it is part of every header and head.
@@ -70,6 +70,7 @@ class RunRecord(Value):
     crash_count          attempts of this run that were lost with their process
     max_crashes          limit of crash_count; 0: lost and interrupted attempts stay in attempt_count
     traceparent          W3C trace context of its opening; last_traceparent: of its last claim, if another
+    masking              highest level at which an attempt of the key has masked its data
     """
 
     state: State = "PENDING"
@@ -110,6 +111,7 @@ class RunRecord(Value):
     max_crashes: int = 0
     traceparent: str = ""
     last_traceparent: str = ""
+    masking: int = 0
 
 
 class WorkerRecord(Value):
@@ -346,8 +348,9 @@ Entity = (
     | ScheduleRecord
     | QueueSlot
     | CheckpointRecord
+    | DatasetRecord
+    | EscalationRecord
 )
-#: All kinds of records.
 KINDS: Final[tuple[type[Any], ...]] = Entity.__args__
 #: Position of each field, by kind of record.
 FIELD_POSITIONS: Final[dict[type, dict[str, int]]] = {

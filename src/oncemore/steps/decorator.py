@@ -252,6 +252,8 @@ def step(
     pipeline: str | None = None,
     queue: str | None = None,
     concurrency: int | None = None,
+    operation: str | None = None,
+    masking: int | Callable[..., int] | None = None,
 ) -> StepDecorator:
     """Make a function durable: every attempt is recorded, and its effect is applied once per key.
 
@@ -298,7 +300,12 @@ def step(
     budget             a `Budget`: retries take tokens from it and successes add some, in this process or, if
                        it is shared, in the store; the policy's `retry_budget` unless given
     priority           "P0", "P1" or "P2": the order of work in workers; the policy's, or P1, unless given
-    dataset, retain_for   recorded with the run
+    dataset            the dataset that it works on: an id, or a function of the arguments. The gate asks the
+                       registry before every attempt (`engine.datasets`); a refused run is quarantined
+    operation          the operation that it does to the dataset; the step's name unless given
+    masking            the level at which it masks the data, 0 to 100, or a function of the arguments; it may
+                       stay or rise between the attempts and runs of a key, and not fall
+    retain_for         recorded with the run
     artifact           the name of the artifact that the step returns (`current().put`): if it exists and is
                        valid, nothing is run; if it was altered, the run is quarantined
     cooldown           a `Cooldown`: after a failure, no process requests the resource for a while; a call
@@ -323,7 +330,8 @@ def step(
         "not_applied": not_applied, "reconcile": reconcile, "provider": provider, "breaker": breaker,
         "rate": rate, "budget": budget, "dataset": dataset, "priority": priority, "retain_for": retain_for,
         "artifact": artifact, "cooldown": cooldown, "requires_approval": requires_approval,
-        "pipeline": pipeline, "queue": queue, "concurrency": concurrency,
+        "pipeline": pipeline, "queue": queue, "concurrency": concurrency, "operation": operation,
+        "masking": masking,
     }  # fmt: skip
 
     def decorate(function: Callable[P, R]) -> Step[P, R]:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from oncemore._values import Value
 from oncemore.control.model import Approval, SwitchBoard
 from oncemore.errors import IllegalTransition, StoreError
+from oncemore.governance.checkpoint_record import CheckpointRecord
+from oncemore.governance.dataset_model import DatasetRecord, EscalationRecord
 from oncemore.limits.cooldown_rules import ResourceRecord
 from oncemore.limits.queue_rules import QueueSlot
 from oncemore.log.entry_codec import decode_header, read_body
@@ -20,7 +22,6 @@ from oncemore.log.record import (
     AcceptedPolicy,
     ArtifactRecord,
     BreakerRecord,
-    CheckpointRecord,
     EventRecord,
     JobRecord,
     MaintenanceRecord,
@@ -61,6 +62,8 @@ KINDS: dict[str, Any] = {
     "schedule": ScheduleRecord,
     "queue": QueueSlot,
     "ledger": CheckpointRecord,
+    "dataset": DatasetRecord,
+    "escalation": EscalationRecord,
 }
 #: The name of a mark in an export (WAL-4).
 RECORDS = {
