@@ -16,7 +16,7 @@ from urllib.request import urlopen
 import pytest
 
 import oncemore
-from oncemore.demo.kfm_rules import kfm_rules_demo, ledger_scene, scenes
+from oncemore.demo.kfm_rules import gate_scene, kfm_rules_demo, ledger_scene, scenes
 from oncemore.demo.kfm_rules.demo_output import DemoOutput
 from oncemore.demo.kfm_rules.scenes import KfmRulesDemo, read_time
 from oncemore.demo.kfm_rules.stac_pipeline import check_item, read_json
@@ -42,6 +42,7 @@ def demo(tmp_path: Path) -> Iterator[KfmRulesDemo]:
         FakeClock(wall=time.time()),
         oncemore.open(tmp_path / "log.db") as engine,
     ):
+        gate_scene.register_datasets(engine)
         demo = KfmRulesDemo(engine, server, DemoOutput(LiveTerminal(io.StringIO(), plain=True)), tmp_path)
         with oncemore.on_event(demo.show_event):
             yield demo
@@ -63,7 +64,10 @@ def test_the_command_plays_every_scene() -> None:
         '"circuit_open": false, ',
         "provider stac.local breaker OPEN after 3 failed operations, half-open at ",
         "refused: circuit open (0 requests sent)",
-        "item kfm-0007 QUARANTINED SCHEMA_INVALID attempts 1",
+        'item kfm-0007 QUARANTINED SCHEMA_INVALID attempts 1 care "Public · Low-Risk"',
+        'dataset kfm-heritage-sites now "Restricted · Council only", by data steward',
+        "attempt 2/5 not made: dataset kfm-heritage-sites is restricted and permits no operation",
+        "CARE_ESCALATION OPEN for the FAIR+CARE Council: attempts 1, HTTP_503, GOVERNANCE_VIOLATION",
         "the breaker in the ledger: OPEN, HALF_OPEN, OPEN, HALF_OPEN, CLOSED",
         "an export verifies with the public key alone",
         "was altered: its hash does not fit",
@@ -104,6 +108,24 @@ def test_bad_data_is_requested_once_and_halts_the_pipeline(demo: KfmRulesDemo) -
     assert actions[1][1] == scenes.OPERATOR
 
 
+def test_a_dataset_that_is_restricted_during_a_delay_gets_no_second_request(demo: KfmRulesDemo) -> None:
+    gate_scene.play_gate(demo)
+    assert [request.status for request in demo.server.requests_for(gate_scene.GATE_DAY)] == [503]
+    (escalation,) = demo.engine.escalations
+    assert (escalation.role, escalation.state) == ("FAIR+CARE Council", "OPEN")
+    assert escalation.care_label == gate_scene.RESTRICTED_LABEL
+    assert demo.output.faults == []
+
+
+def test_a_dataset_that_is_not_restricted_is_noticed(
+    demo: KfmRulesDemo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate_scene, "restrict_dataset", lambda _: None)
+    with pytest.raises(ValueError, match="unpack"):
+        gate_scene.play_gate(demo)
+    assert len(demo.server.requests_for(gate_scene.GATE_DAY)) == 2
+
+
 def test_both_ledgers_hold_what_happened(demo: KfmRulesDemo) -> None:
     demo.play_outage()
     demo.play_bad_data()
@@ -114,7 +136,7 @@ def test_both_ledgers_hold_what_happened(demo: KfmRulesDemo) -> None:
     (quarantine,) = (entry for entry in ledgers["versioning_ledger"] if entry["kind"] == "quarantine")
     for entry in (ledgers["pipeline_retry_log"][-1], quarantine):
         assert (entry["attempts"], entry["error_classes"]) == (1, ["SCHEMA_INVALID"])
-        assert entry["dataset_ids"] == [COLLECTION]
+        assert (entry["dataset_ids"], entry["care_labels"]) == ([COLLECTION], [gate_scene.PUBLIC_LABEL])
     assert demo.output.faults == []
 
 

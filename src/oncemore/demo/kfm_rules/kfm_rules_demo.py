@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import oncemore
 from oncemore.demo.child_processes import run_in_folder
 from oncemore.demo.kfm_rules.demo_output import DemoOutput
+from oncemore.demo.kfm_rules.gate_scene import register_datasets
 from oncemore.demo.kfm_rules.scenes import SCENES, KfmRulesDemo, read_time
 from oncemore.demo.kfm_rules.stac_server import StacServer
 from oncemore.demo.terminal import LiveTerminal, silence_logging
@@ -54,6 +55,7 @@ def _run_scenes(output: DemoOutput, folder: Path, *, real_time: bool) -> None:
         # The fake clock is left after the engine: its time must not go back while the engine works.
         clock_stack = stack.enter_context(ExitStack())
         engine = stack.enter_context(oncemore.open(folder / "log.db"))
+        register_datasets(engine)
         demo = KfmRulesDemo(engine, server, output, folder)
         stack.enter_context(oncemore.on_event(demo.show_event))
         for number, (title, reason, play) in enumerate(SCENES):

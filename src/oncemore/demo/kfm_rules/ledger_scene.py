@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from oncemore.demo.kfm_rules.gate_scene import PUBLIC_LABEL
 from oncemore.demo.kfm_rules.stac_server import COLLECTION
 from oncemore.errors import LedgerMismatch, MissingExtra
 from oncemore.governance import keys
@@ -56,6 +57,7 @@ def check_bad_item(output: DemoOutput, name: str, entries: list[dict[str, Any]])
         output.write_row(json.dumps(evidence, ensure_ascii=False), "", "  ")
         output.expect(f"attempts in {name}", entry["attempts"], 1)
         output.expect(f"dataset in {name}", entry["dataset_ids"], [COLLECTION])
+        output.expect(f"CARE label in {name}", entry["care_labels"], [PUBLIC_LABEL])
 
 
 def sign_log(demo: KfmRulesDemo) -> None:

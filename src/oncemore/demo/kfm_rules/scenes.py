@@ -13,6 +13,7 @@ import oncemore
 from oncemore import clock as clocks
 from oncemore import events
 from oncemore.demo.kfm_rules.demo_output import STAGE_WIDTH, make_record
+from oncemore.demo.kfm_rules.gate_scene import play_gate
 from oncemore.demo.kfm_rules.ledger_scene import play_ledgers
 from oncemore.demo.kfm_rules.stac_pipeline import PIPELINE, PROVIDER, STAGE, ingest_item, poll_stac_api
 from oncemore.demo.kfm_rules.stac_server import COLLECTION, ITEMS, RETRY_AFTER, SLOW_DOWN
@@ -163,8 +164,10 @@ class KfmRulesDemo:
         self.server.break_item(BAD_ITEM)
         run = ingest_item.run(self.server.url, BAD_ITEM)
         (item,) = self.engine.quarantine
+        dataset = self.engine.datasets.get(item.dataset)
+        label = "" if dataset is None else dataset.care_label
         self.output.write_row(
-            f"QUARANTINED  {item.error['code']}  attempts {item.attempts}  dataset {item.dataset}",
+            f'QUARANTINED  {item.error["code"]}  attempts {item.attempts}  care "{label}"',
             "red",
             f"item {BAD_ITEM}  ",
         )
@@ -218,6 +221,12 @@ SCENES: tuple[tuple[str, str, Callable[[KfmRulesDemo], None]], ...] = (
         "An item breaks the STAC schema. Asking again does not repair it, so that nothing is retried and "
         "nothing after it begins.",
         KfmRulesDemo.play_bad_data,
+    ),
+    (
+        "A dataset is relabelled",
+        "The provider is busy, and a retry is planned. While it waits, a steward restricts the dataset: what "
+        "was permitted a second ago is not permitted any more.",
+        play_gate,
     ),
     (
         "The ledgers",
