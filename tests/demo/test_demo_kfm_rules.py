@@ -69,6 +69,7 @@ def test_the_command_plays_every_scene() -> None:
         "attempt 2/5 not made: dataset kfm-heritage-sites is restricted and permits no operation",
         "CARE_ESCALATION OPEN for the FAIR+CARE Council: attempts 1, HTTP_503, GOVERNANCE_VIOLATION",
         "the breaker in the ledger: OPEN, HALF_OPEN, OPEN, HALF_OPEN, CLOSED",
+        "record checks: 8 runs, 43 entries, 0 findings",
         "an export verifies with the public key alone",
         "was altered: its hash does not fit",
         "Every scene held, and the server's log agrees.",

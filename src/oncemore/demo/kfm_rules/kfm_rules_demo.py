@@ -72,6 +72,8 @@ def _write_result(output: DemoOutput, folder: Path | None) -> int:
     terminal.write_line()
     if folder is not None:
         terminal.write_line(f"The log and the ledgers:  {folder}")
+        for command in ("escalations list", "quarantine list", "check records", "ledger verify"):
+            terminal.write_line(f"  oncemore {command} --store {folder / 'log.db'}")
     if output.faults:
         terminal.write_paragraph(f"Unexpected: {'; '.join(output.faults)}.", "red")
         return 1

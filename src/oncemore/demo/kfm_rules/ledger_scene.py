@@ -13,6 +13,7 @@ from oncemore.errors import LedgerMismatch, MissingExtra
 from oncemore.governance import keys
 from oncemore.governance.checkpoints import LedgerSigner, make_checkpoint
 from oncemore.governance.ledger_export import export_ledger, verify_export
+from oncemore.governance.record_checks import check_records
 from oncemore.queries.ledger_reports import FOLDER, RETRIES, VERSIONING, write_reports
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ def play_ledgers(demo: KfmRulesDemo) -> None:
     states = [entry["state"] for entry in ledgers[VERSIONING] if entry["kind"] == "breaker"]
     output.write_row(f"the breaker in the ledger: {', '.join(states)}")
     output.expect("breaker in the ledger", states, BREAKER_STATES)
+    report = check_records(demo.engine.store)
+    output.write_row(
+        f"record checks: {report.runs} runs, {report.entries} entries, {len(report.findings)} findings"
+    )
+    output.expect("findings of the record checks", [finding.text for finding in report.findings], [])
     sign_log(demo)
 
 
