@@ -69,7 +69,6 @@ class RunRecord(Value):
     crash_count          attempts of this run that were lost with their process
     max_crashes          limit of crash_count; 0: lost and interrupted attempts stay in attempt_count
     traceparent          W3C trace context of its opening; last_traceparent: of its last claim, if another
-    traceparent          W3C trace context of the opening of the run; last_traceparent: of its last claim
     """
 
     state: State = "PENDING"
