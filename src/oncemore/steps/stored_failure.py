@@ -42,7 +42,7 @@ def begins_new_run(plan: StepPlan, call: PreparedCall, run: RunRecord, failed_at
     if "once" in (run.effect, plan.effect) or call.took_part:
         return False
     # A person has decided; only a person begins it again.
-    if run.cancelled_at or run.reason == "rejected":
+    if run.cancelled_at or (run.reason == "rejected" and not plan.repeats_rejected):
         return False
     if run.cfg_hash != call.cfg_hash:
         return True
