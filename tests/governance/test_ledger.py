@@ -164,6 +164,23 @@ def test_a_log_without_checkpoints_verifies_by_its_chains(engine: Engine) -> Non
         prove_entry(engine, "1")
 
 
+def test_a_cut_log_and_a_forged_copy_are_named(tmp_path: Path, signer: LedgerSigner) -> None:
+    from tests.governance.sample_log import Attacker
+
+    with oncemore.open(tmp_path / "log.db") as engine:
+        _, note = fill_log(engine, signer)
+        forged = note.replace("\nseq ", "\nseq 1")
+        with pytest.raises(LedgerMismatch, match=r"kept 0: .* was altered"):
+            verify(engine, signer, forged)
+    attacker = Attacker(tmp_path / "log.db")
+    attacker.rewrite([row for row in attacker.read_rows() if row["entity"] == LEDGER_ENTITY])
+    with (
+        oncemore.open(tmp_path / "log.db") as engine,
+        pytest.raises(LedgerMismatch, match=r"and the log has 3: entries were deleted\. Nothing was signed"),
+    ):
+        make_checkpoint(engine, LedgerSigner(generate_key()))
+
+
 # Prunes and moves -------------------------------------------------------------------------------------
 
 
@@ -232,13 +249,17 @@ def test_prunes_of_a_log_without_checkpoints_record_no_places(engine: Engine, cl
 
 
 def test_the_first_checkpoint_waits_for_prunes_that_do_not_know_of_it(
-    engine: Engine, signer: LedgerSigner
+    engine: Engine, signer: LedgerSigner, clock: FakeClock
 ) -> None:
     book("a")
     with MaintenanceTask(engine, "prune", "old", "an operator") as task:
         with pytest.raises(InProgress, match="a prune is running"):
             make_checkpoint(engine, signer)
         task.mark_done(0, {})
+    # A killed prune deletes nothing any more, once its lease has ended.
+    with MaintenanceTask(engine, "prune", "killed", "an operator"):
+        pass
+    clock.advance(600.0)
     assert make_checkpoint(engine, signer).is_new
     # A prune that began after the first checkpoint records what it deletes: nothing has to wait for it.
     with MaintenanceTask(engine, "prune", "old", "an operator") as task:
@@ -366,6 +387,19 @@ def test_a_place_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
         open_place("")
     with pytest.raises(UsageError, match="not an address of object storage"):
         open_place("nowhere://bucket").list_sizes()
+
+
+def test_an_error_of_object_storage_is_a_store_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    import obstore
+    from obstore.exceptions import GenericError
+
+    def fail(*values: Any) -> Any:
+        raise GenericError("away\nAuthorization: secret")
+
+    place = open_place("memory:///")
+    monkeypatch.setattr(obstore, "list", fail)
+    with pytest.raises(oncemore.StoreError, match=r"cannot be reached: away$"):
+        place.list_sizes()
 
 
 def test_a_folder_that_cannot_be_written_leaves_no_half_file(
@@ -526,11 +560,27 @@ def test_an_export_has_nothing_that_its_hashes_do_not_cover(engine: Engine, sign
         rebuild({**first, "checkpoints": first["checkpoints"][1:]}, *middle, last),
         rebuild({**first, "format": 2}, *middle, last),
         rebuild(first, {"type": "removed"}, *middle[1:], last),
+        rebuild(first, {"type": "removed", "hash": "AB" * 32}, *middle[1:], last),
+        rebuild({**first, "remark": "checked"}, *middle, last),
+        rebuild({**first, "origin": "oncemore/another"}, *middle, last),
+        rebuild(first, *middle, {"type": "removed", "hash": "ab" * 32}, {**last, "size": len(middle) + 1}),
+        rebuild(first, {"type": "removed", "hash": middle[0]["hash"]}, *middle[1:], last),
         rebuild(first, *middle[:-2], {**last, "size": len(middle) - 2}),
         b"",
         b"not json\n",
     ):
         assert not is_accepted(forged, keys)
+
+
+def test_an_entity_that_an_export_hides_as_a_deletion_is_found(engine: Engine, signer: LedgerSigner) -> None:
+    """Its hash is in the tree, but no prune has recorded the deletion."""
+    fill_log(engine, signer)
+    lines = [json.loads(line) for line in export_bytes(engine).splitlines()]
+    at = next(at for at, line in enumerate(lines) if line.get("entity", "").startswith("policy/"))
+    lines[at] = {"type": "removed", "hash": lines[at]["hash"]}
+    data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    with pytest.raises(LedgerMismatch, match="no entry records who removed them"):
+        verify_export(io.BytesIO(data), [signer.key.public])
 
 
 def test_encrypted_bodies_verify_without_the_codec(

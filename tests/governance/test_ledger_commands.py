@@ -213,9 +213,12 @@ def test_a_mismatch_is_logged_as_an_error_and_a_lost_place_as_a_warning(
         make_checkpoint(other, signer)
     assert make_due_checkpoint(engine, signer, 60.0) == 60.0
     assert [record.levelname for record in caplog.records if "LEDGER" in record.message] == ["ERROR"]
+    plain = LedgerSigner(signer.key)
+    for _ in range(2):  # the second one finds no new entries
+        assert make_due_checkpoint(engine, plain, 0.0) == 0.0
     (tmp_path / "file").write_text("x")
     broken = LedgerSigner(signer.key, FolderPlace(tmp_path / "file" / "below"))
-    assert make_due_checkpoint(engine, broken, 60.0) == 60.0
+    assert make_due_checkpoint(engine, broken, 0.0) == 0.0
     assert any("no checkpoint could be made" in record.message for record in caplog.records)
 
 

@@ -90,7 +90,7 @@ def test_a_signature_of_an_unknown_key_is_ignored_and_a_wrong_one_of_a_known_key
         NOTE.replace("time ", "more 1\ntime "),
         NOTE.replace("previous 9", "previous 9\nprevious 9"),
         NOTE.replace("—", "-"),
-        NOTE + "— oncemore/log-1 AAAA\n" * 80,
+        NOTE + f"— oncemore/log-1 {b64encode(bytes(68)).decode()}\n" * 80,
         NOTE + "— oncemore/log-1 A\n",
         NOTE.replace("oncemore/log-1", "two words"),
         NOTE + "x" * 200_000 + "\n",

@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any
 from oncemore._values import Value
 from oncemore.errors import InProgress, LedgerMismatch, UsageError
 from oncemore.governance.checkpoint_copies import CheckpointPlace, open_place
+from oncemore.governance.checkpoint_record import CheckpointRecord
 from oncemore.governance.keys import load_signing_key
 from oncemore.governance.log_order import LEDGER_ENTITY, load_ledger_head, read_in_order, read_with_order
 from oncemore.governance.merkle import EMPTY_ROOT, TreeFrontier, hash_leaf
 from oncemore.governance.signed_note import Checkpoint, is_signed_by, parse_note, sign_checkpoint
 from oncemore.log.entry_codec import build_write, decode_header, hash_entry
-from oncemore.log.record import CheckpointRecord, RecordChange
+from oncemore.log.record import RecordChange
 from oncemore.log.store import Batch, Stored
 from oncemore.maintenance.tasks import find_abandoned_tasks, list_tasks
 

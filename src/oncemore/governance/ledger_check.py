@@ -20,10 +20,10 @@ from oncemore.governance.signed_note import parse_note, verify_note
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from oncemore.governance.checkpoint_record import CheckpointRecord
     from oncemore.governance.keys import VerifyKey
     from oncemore.governance.log_order import LogOrder
     from oncemore.governance.signed_note import Checkpoint
-    from oncemore.log.record import CheckpointRecord
     from oncemore.log.store import Entry
 
 

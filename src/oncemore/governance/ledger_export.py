@@ -23,12 +23,14 @@ import os
 import secrets
 from base64 import b64encode
 from hashlib import sha256
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from oncemore._values import Value
 from oncemore.errors import LedgerMismatch, StoreError, UsageError
+from oncemore.governance.checkpoint_record import CheckpointRecord
 from oncemore.governance.checkpoints import read_checkpoints
 from oncemore.governance.ledger_check import (
     LedgerCheck,
@@ -38,7 +40,7 @@ from oncemore.governance.ledger_check import (
 from oncemore.governance.log_order import LEAVES_FIELD, LEDGER_ENTITY, read_in_order, read_with_order
 from oncemore.governance.signed_note import decode_base64, parse_note
 from oncemore.log.entry_codec import decode_header
-from oncemore.log.record import NOWHERE, CheckpointRecord
+from oncemore.log.record import NOWHERE
 from oncemore.log.store import Entry
 from oncemore.steps.history import verify_chain
 
@@ -135,9 +137,7 @@ def _write_lines(engine: Engine, file: BinaryIO, order: LogOrder, with_bodies: b
     size = 0
     records: set[bytes] = set()
     needed: set[bytes] = set()
-    for item in read_in_order(engine.store, order):
-        if size == newest.size:
-            break
+    for item in islice(read_in_order(engine.store, order), newest.size):
         if isinstance(item, bytes):
             needed.add(order.removed[size].recorded_in)
             line = _encode({"type": "removed", "hash": item.hex()})

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -90,9 +91,7 @@ def prove_entry(engine: Engine, subject: str) -> str:
     def find_leaf(order: LogOrder) -> tuple[list[bytes], int, Entry]:
         leaves: list[bytes] = []
         index, found = -1, None
-        for item in read_in_order(engine.store, order):
-            if len(leaves) == newest.size:
-                break
+        for item in islice(read_in_order(engine.store, order), newest.size):
             if not isinstance(item, bytes) and _is_subject(item, subject):
                 index, found = len(leaves), item
             leaves.append(hash_leaf(item if isinstance(item, bytes) else item.hash))
@@ -186,12 +185,8 @@ def prove_growth(engine: Engine, old_note: str) -> str:
         )
 
     def read_leaves(order: LogOrder) -> list[bytes]:
-        leaves: list[bytes] = []
-        for item in read_in_order(engine.store, order):
-            if len(leaves) == new.size:
-                break
-            leaves.append(hash_leaf(item if isinstance(item, bytes) else item.hash))
-        return leaves
+        items = islice(read_in_order(engine.store, order), new.size)
+        return [hash_leaf(item if isinstance(item, bytes) else item.hash) for item in items]
 
     leaves = read_with_order(engine, read_leaves)
     hashes = prove_consistency(leaves, old.size) if old.size <= len(leaves) else []

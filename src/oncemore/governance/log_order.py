@@ -24,8 +24,8 @@ from msgspec import DecodeError
 from oncemore._values import Value
 from oncemore.control.model import SWITCHES_ENTITY
 from oncemore.errors import InProgress, StoreError
+from oncemore.governance.checkpoint_record import CheckpointRecord
 from oncemore.log.entry_codec import load_head, read_body
-from oncemore.log.record import CheckpointRecord
 from oncemore.maintenance.tasks import list_tasks
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ import msgspec
 from oncemore._values import make
 from oncemore.control.model import Approval, SwitchBoard
 from oncemore.errors import StoreError
+from oncemore.governance.checkpoint_record import CheckpointRecord
 from oncemore.limits.cooldown_rules import ResourceRecord
 from oncemore.limits.queue_rules import QueueSlot
 from oncemore.log.encryption import EMPTY, decrypt_bytes
@@ -29,7 +30,6 @@ from oncemore.log.record import (
     AcceptedPolicy,
     ArtifactRecord,
     BreakerRecord,
-    CheckpointRecord,
     EventRecord,
     JobRecord,
     LoadedHead,

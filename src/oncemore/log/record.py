@@ -32,11 +32,10 @@ if TYPE_CHECKING:
 
     StateMark = Literal["PENDING", "RUNNING", "SOFT_FAIL", "HARD_FAIL", "COMPLETE", "INTENT", "COMMIT"]
     RunMark = Literal["CHECKPOINT", "DECISION", "ESCALATION", "PRUNE", "ERASE", "EVENT", "ARTIFACT"]
-    WorkflowMark = Literal["JOURNAL", "SIGNAL"]
     EventMark = Literal["SENDING", "DELIVERED", "DEAD"]
     OtherMark = Literal["MAINTENANCE", "LEASE", "JOB", "RESOURCE", "BREAKER", "QUOTA", "SECRET", "POLICY"]
-    EntityMark = Literal["CONTROL", "APPROVAL", "SCHEDULE", "QUEUE", "LEDGER"]
-    Mark = StateMark | RunMark | WorkflowMark | EventMark | OtherMark | EntityMark
+    EntityMark = Literal["CONTROL", "APPROVAL", "SCHEDULE", "QUEUE", "LEDGER", "JOURNAL", "SIGNAL"]
+    Mark = StateMark | RunMark | EventMark | OtherMark | EntityMark
     State_ = TypeVar("State_", bound="Entity")
 
 #: Number of the stored format; it is part of every header and head.
@@ -347,7 +346,6 @@ Entity = (
     | QueueSlot
     | CheckpointRecord
 )
-#: All kinds of records.
 KINDS: Final[tuple[type[Any], ...]] = Entity.__args__
 #: Position of each field, by kind of record.
 FIELD_POSITIONS: Final[dict[type, dict[str, int]]] = {

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from oncemore._values import Value
 from oncemore.control.model import Approval, SwitchBoard
 from oncemore.errors import IllegalTransition, StoreError
+from oncemore.governance.checkpoint_record import CheckpointRecord
 from oncemore.limits.cooldown_rules import ResourceRecord
 from oncemore.limits.queue_rules import QueueSlot
 from oncemore.log.entry_codec import decode_header, read_body
@@ -20,7 +21,6 @@ from oncemore.log.record import (
     AcceptedPolicy,
     ArtifactRecord,
     BreakerRecord,
-    CheckpointRecord,
     EventRecord,
     JobRecord,
     MaintenanceRecord,
