@@ -42,7 +42,8 @@ def begins_new_run(plan: StepPlan, call: PreparedCall, run: RunRecord, failed_at
     if "once" in (run.effect, plan.effect) or call.took_part:
         return False
     # A person has decided; only a person begins it again, by a rerun or by the release of its resource.
-    if run.cancelled_at or (run.reason == "rejected" and plan.cooldown is None):
+    was_rejected = run.reason == "rejected" and plan.cooldown is None and not plan.repeats_rejected
+    if run.cancelled_at or was_rejected:
         return False
     if run.cfg_hash != call.cfg_hash:
         return True
