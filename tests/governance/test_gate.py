@@ -223,9 +223,9 @@ def test_a_denial_that_is_outdated_is_read_again(engine: Engine) -> None:
     register(engine, status="blocked")
     with pytest.raises(Quarantined):
         make_step()(1)
-    known = dict(engine.permissions._datasets)
+    known = dict(engine.permissions._gated)
     engine.datasets.release("survey", reason="agreed", by="steward")
-    engine.permissions._datasets.update(known)
+    engine.permissions._gated.update(known)
     assert make_step()(2) == "published 2"
 
 

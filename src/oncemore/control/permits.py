@@ -76,7 +76,8 @@ class PermissionCheck:
         self.external = external
         #: The permission while all switches of the log are off; None if they must be read.
         self.cached: Permission | None = None
-        self._datasets: dict[str, tuple[int, DatasetRecord | None]] = {}
+        #: Permissions with datasets, while neither the switches nor the datasets have changed.
+        self._gated: dict[tuple[str, ...], Permission] = {}
 
     @property
     def has_external(self) -> bool:
@@ -99,7 +100,7 @@ class PermissionCheck:
     def drop_cached(self) -> None:
         """Drop the cache, so that the next check reads the switches and the datasets."""
         self.cached = None
-        self._datasets = {}
+        self._gated = {}
 
     def ask_permission(self, engine: Engine, op: AskPermission) -> Permission:
         """Return whether an attempt may begin."""
@@ -152,30 +153,31 @@ class PermissionCheck:
         return permission._replace(guards=guards, approval=approval)
 
     def _add_datasets(self, engine: Engine, op: AskPermission, permission: Permission) -> Permission:
-        """Add the datasets of an attempt, with their versions as guards."""
-        known = [self._load_dataset(engine, dataset) for dataset in op.datasets]
-        versions = {
-            dataset_entity(dataset): version for dataset, (version, _) in zip(op.datasets, known, strict=True)
-        }
-        return permission._replace(
-            guards={**permission.guards, **versions}, datasets=tuple(record for _, record in known)
-        )
-
-    def _load_dataset(self, engine: Engine, dataset: str) -> tuple[int, DatasetRecord | None]:
-        """Return the version and the record of a dataset; version 0 and None if it is not registered.
+        """Add the datasets of an attempt, with their versions as guards.
 
         The result is cached: the guard of the INTENT, and of the entry that holds a run, detects when it is
         outdated, and the conflict drops the cache.
         """
-        known = self._datasets.get(dataset)
-        if known is None:
-            with InterruptShield():
-                head = engine.store.load_head(dataset_entity(dataset))
-            known = (0, None) if head is None else (head.version, decode_head(head.head, DatasetRecord))
-            if len(self._datasets) >= MAX_CACHED_DATASETS:
-                self._datasets.clear()
-            self._datasets[dataset] = known
-        return known
+        gated = self._gated.get(op.datasets)
+        if gated is not None and gated.guards[SWITCHES_ENTITY] == permission.guards[SWITCHES_ENTITY]:
+            return gated
+        known = [load_dataset(engine, dataset) for dataset in op.datasets]
+        versions = {
+            dataset_entity(dataset): version for dataset, (version, _) in zip(op.datasets, known, strict=True)
+        }
+        if len(self._gated) >= MAX_CACHED_DATASETS:
+            self._gated.clear()
+        gated = self._gated[op.datasets] = permission._replace(
+            guards={**permission.guards, **versions}, datasets=tuple(record for _, record in known)
+        )
+        return gated
+
+
+def load_dataset(engine: Engine, dataset: str) -> tuple[int, DatasetRecord | None]:
+    """Return the version and the record of a dataset; version 0 and None if it is not registered."""
+    with InterruptShield():
+        head = engine.store.load_head(dataset_entity(dataset))
+    return (0, None) if head is None else (head.version, decode_head(head.head, DatasetRecord))
 
 
 def load_switches(engine: Engine) -> tuple[int, SwitchBoard]:

@@ -17,6 +17,8 @@ if it is stricter than the status itself.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from oncemore._values import Value
 from oncemore.errors import UsageError
 
@@ -192,7 +194,6 @@ def find_gate_objection(
 
     dataset  the id of the dataset; empty for an attempt that masks data of no dataset
     """
-    label = "" if record is None else record.care_label
     code, text = _judge_dataset(dataset, record, request) if dataset else ("", "")
     if not code and request.masking < request.masked_before:
         code = GOVERNANCE_VIOLATION
@@ -200,7 +201,9 @@ def find_gate_objection(
             f"the attempt masks at level {request.masking}, and an earlier attempt masked at level "
             f"{request.masked_before}; a level may stay or rise, and not fall"
         )
-    return GateObjection(code, text, dataset, label) if code else None
+    if not code:
+        return None
+    return GateObjection(code, text, dataset, "" if record is None else record.care_label)
 
 
 def find_block(record: DatasetRecord) -> tuple[str, str]:
@@ -249,6 +252,7 @@ def _describe_change(record: DatasetRecord) -> str:
     return f" ({record.by}: {record.reason})" if record.by else ""
 
 
+@lru_cache(maxsize=1000)
 def _first_word(label: str) -> str:
     """Return the first word of a label in lower case, without punctuation."""
     words = label.replace("·", " ").replace("/", " ").replace(",", " ").replace(":", " ").split()

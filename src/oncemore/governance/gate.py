@@ -104,18 +104,16 @@ def find_objection(
     plan: StepPlan, call: PreparedCall, run: RunRecord | None, permission: Permission
 ) -> GateObjection | None:
     """Return the first objection of the datasets that were read; None if the attempt may begin."""
-    request = GateRequest(
-        operation=plan.operation,
-        masking=call.masking,
-        masked_before=0 if run is None else run.masking,
-        governed=plan.policy.governed,
-    )
+    masked_before = 0 if run is None else run.masking
+    request = make(GateRequest, (plan.operation, call.masking, masked_before, plan.policy.governed))
     gated = list_gated_datasets(call, run)
     if gated is None:
         return None
-    pairs = zip(gated, permission.datasets, strict=True) if gated else (("", None),)
-    objections = (find_gate_objection(dataset, record, request) for dataset, record in pairs)
-    return next((objection for objection in objections if objection is not None), None)
+    for dataset, record in zip(gated, permission.datasets, strict=True) if gated else (("", None),):
+        objection = find_gate_objection(dataset, record, request)
+        if objection is not None:
+            return objection
+    return None
 
 
 def build_hold(

@@ -104,6 +104,10 @@ class StepOptions:
         self.masking = options["masking"]
         if self.masking is not None and not callable(self.masking):
             check_masking(self.masking)
+        self._fixed_gate_terms: tuple[str, int] | None = None
+        if not callable(self.dataset) and not callable(self.masking):
+            # The same for every call; computed once, because every call asks for them.
+            self._fixed_gate_terms = self.gate_terms_of((), {})
         #: Whether calls have a dataset or a masking level, which the gate compares.
         self.is_gated = self.dataset is not None or self.masking is not None
         self._resolve_limits(settings, options)
@@ -153,6 +157,8 @@ class StepOptions:
 
     def gate_terms_of(self, args: Args, kwargs: Kwargs) -> tuple[str, int]:
         """Return the dataset of a call, and the level at which it masks the data."""
+        if self._fixed_gate_terms is not None:
+            return self._fixed_gate_terms
         level = 0 if self.masking is None else check_masking(evaluate_option(self.masking, args, kwargs))
         return self.dataset_of(args, kwargs), level
 
