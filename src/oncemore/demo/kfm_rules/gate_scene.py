@@ -33,9 +33,10 @@ def play_gate(demo: KfmRulesDemo) -> None:
     demo.server.queue_faults(SLOW_DOWN)
     run, sent = demo.poll_live(GATE_DAY, SENSITIVE_COLLECTION, during_wait=lambda: restrict_dataset(demo))
     next_attempt = f"attempt {run.state.attempt + 1}/{run.state.max_attempts}"
-    (item,) = (item for item in demo.engine.quarantine if item.dataset == SENSITIVE_COLLECTION)
-    lead = f"{STAGE:<{STAGE_WIDTH}}"
-    demo.output.write_row(f"{next_attempt}  not made: {item.error['message']}", "red", lead)
+    for item in demo.engine.quarantine:
+        if item.dataset == SENSITIVE_COLLECTION:
+            text = f"{next_attempt}  not made: {item.error['message']}"
+            demo.output.write_row(text, "red", f"{STAGE:<{STAGE_WIDTH}}")
     demo.output.expect("held for", run.held_for, "governance_violation")
     demo.output.expect("attempts before the gate", run.state.attempt_count, 1)
     check_escalation(demo)

@@ -77,8 +77,8 @@ class KfmRulesDemo:
 
     def pass_cooldown(self) -> None:
         """Let the time until the end of the breaker's cooldown pass, on the clock of the demo."""
-        (breaker,) = list_breakers(self.engine)
-        seconds = max(0.0, breaker.open_until - self.engine.now()) + 0.05
+        open_until = max((one.open_until for one in list_breakers(self.engine)), default=0.0)
+        seconds = max(0.0, open_until - self.engine.now()) + 0.05
         if not isinstance(clocks.current, FakeClock):
             self.output.terminal.start_countdown("cooldown", seconds)
         clocks.current.sleep(seconds)
@@ -90,18 +90,20 @@ class KfmRulesDemo:
         """The server throttles twice and then delivers."""
         self.server.queue_faults(SLOW_DOWN, RETRY_AFTER)
         run, sent = self.poll_live(SOFT_DAY, COLLECTION)
-        items = len(run.value)
+        items = len(run.value) if run.status == "COMPLETE" else 0
         number = f"attempt {run.state.attempt}/{run.state.max_attempts}"
-        self.output.write_attempt(number, f"200, {items} items", "success", "green", STAGE)
+        if items:
+            self.output.write_attempt(number, f"200, {items} items", "success", "green", STAGE)
         record = make_record(run, self.is_circuit_open())
         self.output.write_record(record)
-        first, second, third = self.server.requests_for(SOFT_DAY)
+        log = self.server.requests_for(SOFT_DAY)
+        gap_s = log[-1].at - log[-2].at if len(log) > 1 else 0.0
+        statuses = ", ".join(str(request.status) for request in log)
         self.output.write_row(
-            f"server log: {first.status}, {second.status}, {third.status}; the third request came "
-            f"{third.at - second.at:.3f} s after the second"
+            f"server log: {statuses}; the last request came {gap_s:.3f} s after the one before"
         )
         self.output.count("soft failures: 503, 503, 200", sent, 3)
-        self.output.expect("Retry-After was kept", third.at - second.at >= 2.0, True)
+        self.output.expect("Retry-After was kept", gap_s >= 2.0, True)
         self.output.expect("items", items, ITEMS)
         expected = (3, "exp_full_jitter", ["HTTP_503", "HTTP_503"], "success", False)
         fields = ("attempts", "retry_policy", "errors", "final_status", "circuit_open")
@@ -163,20 +165,19 @@ class KfmRulesDemo:
         """An item breaks the schema: one request, quarantine, and the pipeline is halted."""
         self.server.break_item(BAD_ITEM)
         run = ingest_item.run(self.server.url, BAD_ITEM)
-        (item,) = self.engine.quarantine
-        dataset = self.engine.datasets.get(item.dataset)
-        label = "" if dataset is None else dataset.care_label
-        self.output.write_row(
-            f'QUARANTINED  {item.error["code"]}  attempts {item.attempts}  care "{label}"',
-            "red",
-            f"item {BAD_ITEM}  ",
-        )
-        self.output.count(f"bad data: item {BAD_ITEM}", len(self.server.requests_for_item(BAD_ITEM)), 1)
         self.output.expect("held for", run.held_for, "quarantined")
-        self.output.expect("error class", item.error["code"], "SCHEMA_INVALID")
+        for item in self.engine.quarantine:
+            dataset = self.engine.datasets.get(item.dataset)
+            label = "" if dataset is None else dataset.care_label
+            text = f'QUARANTINED  {item.error["code"]}  attempts {item.attempts}  care "{label}"'
+            self.output.write_row(text, "red", f"item {BAD_ITEM}  ")
+            self.output.expect("error class", item.error["code"], "SCHEMA_INVALID")
+        self.output.count(f"bad data: item {BAD_ITEM}", len(self.server.requests_for_item(BAD_ITEM)), 1)
         self._play_halted_item()
-        self.engine.switches.off(pipeline=PIPELINE, reason=f"{BAD_ITEM} is set aside", by=OPERATOR)
-        self.output.write_row(f"pipeline {PIPELINE} released by {OPERATOR}: {BAD_ITEM} is set aside", "dim")
+        reason = f"{BAD_ITEM} is set aside"
+        if self.engine.switches.status():
+            self.engine.switches.off(pipeline=PIPELINE, reason=reason, by=OPERATOR)
+            self.output.write_row(f"pipeline {PIPELINE} released by {OPERATOR}: {reason}", "dim")
         done = ingest_item.run(self.server.url, NEXT_ITEM)
         sent = len(self.server.requests_for_item(NEXT_ITEM))
         self.output.write_row(f"{done.status}", "green", f"item {NEXT_ITEM}  ")
