@@ -192,10 +192,8 @@ def test_scenes_notice_what_did_not_happen(demo: KfmRulesDemo, monkeypatch: pyte
 def test_a_server_that_is_never_down_opens_no_breaker(
     demo: KfmRulesDemo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo.server, "_read", lambda _: (404, {"code": "NotFound"}))
-    monkeypatch.setattr(
-        type(demo.server), "is_down", property(lambda _: False, lambda *_: None), raising=False
-    )
+    always_up = property(lambda _: False, lambda *_: None)
+    monkeypatch.setattr(StacServer, "is_down", always_up, raising=False)
     demo.play_outage()
     assert "breaker open: False, and not True" in demo.output.faults
 
