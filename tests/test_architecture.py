@@ -92,7 +92,7 @@ PURE_FILES = {
     *("oncemore.limits.breaker_rules", "oncemore.limits.concurrency_rules", "oncemore.limits.cooldown_rules"),
     *("oncemore.limits.queue_rules", "oncemore.schedules.record"),
     *("oncemore.limits.rate_rules", "oncemore.control.model", "oncemore.log.record"),
-    "oncemore.governance.dataset_model",
+    *("oncemore.governance.dataset_model", "oncemore.governance.role_model"),
     *("oncemore.maintenance.lineage", "oncemore.maintenance.retention_rules"),
     *("oncemore.workers.map_items", "oncemore.workers.turns"),
 }

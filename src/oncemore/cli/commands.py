@@ -335,6 +335,7 @@ oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
         "approve": "control:approve",
         "dataset": "datasets:dataset",
         "escalations": "escalations:escalations",
+        "roles": "roles:roles",
         "breakers": "limits:breakers",
         "resources": "limits:resources",
         "cooldowns": "cooldowns:cooldowns",

@@ -35,11 +35,13 @@ from oncemore.governance.dataset_model import (
     DatasetRecord,
     dataset_entity,
     describe_dataset,
+    is_sensitive,
 )
+from oncemore.governance.role_model import OPERATOR, REVIEWER
+from oncemore.governance.roles import resolve_decider
 from oncemore.log.entry_codec import build_write, decode_head, decode_header, load_head, read_body
 from oncemore.log.record import RecordChange
 from oncemore.log.store import HeadQuery, Stored
-from oncemore.maintenance.tasks import resolve_actor
 from oncemore.policy.files.faults import FaultList
 
 if TYPE_CHECKING:
@@ -228,11 +230,13 @@ class Datasets:
         self, name: str, action: str, update: Update, reason: str, by: str | None
     ) -> DatasetRecord:
         """Apply a change to a dataset, again after each conflict; return the dataset."""
-        engine, text, actor = self._engine, check_reason(reason), resolve_actor(by)
+        engine, text = self._engine, check_reason(reason)
         for _ in range(MAX_TRIES):
             head = self._load_dataset(name)
             before: DatasetRecord | None = head.record
             after = update(before)
+            needs_reviewer = action == "release" or is_sensitive(before) or is_sensitive(after)
+            actor = resolve_decider(engine, by, needed=REVIEWER if needs_reviewer else OPERATOR)
             # No entry without a change: the history lists only changes.
             if before is not None and describe_dataset(before) == describe_dataset(after):
                 return before

@@ -31,11 +31,12 @@ from oncemore.governance.dataset_model import (
     escalation_entity,
     is_sensitive,
 )
+from oncemore.governance.role_model import OPERATOR, REVIEWER
+from oncemore.governance.roles import resolve_decider
 from oncemore.log.entry_codec import build_write, decode_head, load_head, read_body
 from oncemore.log.record import NOWHERE, LoadedHead, RecordChange, RunRecord
 from oncemore.log.store import HeadQuery, Stored
 from oncemore.maintenance.erase import find_run
-from oncemore.maintenance.tasks import resolve_actor
 from oncemore.steps.history import fold_entries
 from oncemore.steps.run import Run
 from oncemore.steps.transitions import add_escalation
@@ -242,7 +243,7 @@ class Escalations:
 
         It is a CARE_ESCALATION if the dataset of the run is sensitive, else a TICKET.
         """
-        text, actor, engine = check_reason(reason), resolve_actor(by), self._engine
+        text, actor, engine = check_reason(reason), resolve_decider(self._engine, by), self._engine
         entity = find_run(engine, run).entity
         head, now = load_head(engine.store, entity, engine.cipher), engine.now()
         state: RunRecord = head.record
@@ -270,8 +271,9 @@ class Escalations:
 
     def acknowledge(self, escalation: str | Escalation, *, reason: str, by: str | None = None) -> Escalation:
         """Record the decision of a named person about an escalation."""
-        text, actor = check_reason(reason), resolve_actor(by)
-        found = self._find_escalation(escalation)
+        text, found = check_reason(reason), self._find_escalation(escalation)
+        needed = REVIEWER if found.kind == CARE_ESCALATION else OPERATOR
+        actor = resolve_decider(self._engine, by, needed=needed)
         engine, entity = self._engine, f"escalation/{found.id}"
         head = load_head(engine.store, entity, engine.cipher, EscalationRecord)
         if head.record.state != OPEN:

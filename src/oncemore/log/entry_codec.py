@@ -20,6 +20,7 @@ from oncemore.control.model import Approval, SwitchBoard
 from oncemore.errors import StoreError
 from oncemore.governance.checkpoint_record import CheckpointRecord
 from oncemore.governance.dataset_model import DatasetRecord, EscalationRecord
+from oncemore.governance.role_model import RoleRecord
 from oncemore.limits.cooldown_rules import ResourceRecord
 from oncemore.limits.queue_rules import QueueSlot
 from oncemore.log.encryption import EMPTY, decrypt_bytes
@@ -287,6 +288,8 @@ def build_index(state: Entity) -> HeadIndex:
         return HeadIndex("policy", state.state, None, state.name)
     if type(state) is DatasetRecord:
         return HeadIndex("dataset", state.state, dataset=state.dataset_id)
+    if type(state) is RoleRecord:
+        return HeadIndex("roles", state.state)
     if type(state) is EscalationRecord:
         return HeadIndex("escalation", state.state, state.opened_at, state.step, dataset=state.dataset)
     if type(state) is AcceptedPolicy:

@@ -20,6 +20,7 @@ from oncemore._values import Value, make
 from oncemore.control.model import Approval, SwitchBoard
 from oncemore.governance.checkpoint_record import CheckpointRecord
 from oncemore.governance.dataset_model import DatasetRecord, EscalationRecord
+from oncemore.governance.role_model import RoleRecord
 from oncemore.limits.cooldown_rules import ResourceRecord
 from oncemore.limits.queue_rules import QueueSlot
 from oncemore.policy.model import check_transition
@@ -350,6 +351,7 @@ Entity = (
     | CheckpointRecord
     | DatasetRecord
     | EscalationRecord
+    | RoleRecord
 )
 KINDS: Final[tuple[type[Any], ...]] = Entity.__args__
 #: Position of each field, by kind of record.

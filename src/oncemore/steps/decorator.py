@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar,
 
 from oncemore.control.approvals import grant_approval
 from oncemore.errors import UsageError, warn_policy
+from oncemore.governance.roles import authorize_actor
 from oncemore.maintenance.import_keys import build_import, mark_keys_done
 from oncemore.open_engine import default_policy
 from oncemore.retries.options import as_seconds
@@ -125,7 +126,8 @@ class Step(SubmittedCalls[P, R]):
         call = self._prepare_call(args, kwargs)
         # The end of the run may also change the record of its resource, in the same write.
         self._use_cooldown(call)
-        script = operator_flow.cancel_run(call.plan, call, reason, CONTEXT.get().actor)
+        actor = authorize_actor(call.engine, CONTEXT.get().actor, call.dataset)
+        script = operator_flow.cancel_run(call.plan, call, reason, actor)
         return self._run_script(call, script)  # type: ignore[no-any-return]
 
     def settle(self, answer: ReconcileAnswer, /, *args: Any, reason: str, **kwargs: Any) -> Run[R]:
@@ -136,9 +138,10 @@ class Step(SubmittedCalls[P, R]):
         _check_reason(reason)
         if type(answer) is not ReconcileAnswer or answer.outcome == "unknown":
             raise UsageError("settle takes oncemore.applied(value) or oncemore.not_applied()")
-        decision = {"action": "settle", "reason": reason, "actor": CONTEXT.get().actor}
-        settled = answer._replace(decision_body={"decision": decision})
         call = self._prepare_call(args, kwargs)
+        actor = authorize_actor(call.engine, CONTEXT.get().actor, call.dataset)
+        decision = {"action": "settle", "reason": reason, "actor": actor}
+        settled = answer._replace(decision_body={"decision": decision})
         return self._run_script_sync(call, operator_flow.settle_run(call.plan, call, settled))
 
     def approve(
@@ -205,7 +208,9 @@ def decode_arguments(step: Step[..., Any], stored: Mapping[str, Any]) -> dict[st
 def make_rerun(reason: str) -> DecisionScript:
     """Return the maker of the script that reopens failed work for an operator."""
     actor = CONTEXT.get().actor
-    return lambda plan, call: operator_flow.reopen_run(plan, call, reason, actor)
+    return lambda plan, call: operator_flow.reopen_run(
+        plan, call, reason, authorize_actor(call.engine, actor, call.dataset)
+    )
 
 
 def _check_reason(reason: object) -> None:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from oncemore.events import ProcessEvent
     from oncemore.governance.datasets import Datasets
     from oncemore.governance.escalations import Escalations
+    from oncemore.governance.roles import Roles
     from oncemore.limits.cooldowns import Cooldowns
     from oncemore.limits.shared_rate import RateLimiter
     from oncemore.log.encryption import Codec
@@ -223,6 +224,13 @@ class Engine:
         from oncemore.governance.escalations import Escalations
 
         return Escalations(self)
+
+    @property
+    def roles(self) -> Roles:
+        """The users that may make decisions about this store."""
+        from oncemore.governance.roles import Roles
+
+        return Roles(self)
 
     @property
     def cooldowns(self) -> Cooldowns:
