@@ -54,7 +54,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 #: Folders that import a folder of a higher layer, with the reason. Only these pairs may.
 UPWARD: dict[tuple[str, str], str] = {
     ("policy", "governance"): "a governed policy file is verified when it is loaded",
-    ("steps", "governance"): "a store remembers the versions of governed policies before their first run",
     ("config", "messaging"): "the setting `notify` is checked by the parser of sinks",
     ("artifacts", "steps"): "an artifact is put by an attempt and recorded by its engine",
     ("limits", "steps"): "the limits of durable calls are records of an engine",
@@ -65,6 +64,7 @@ UPWARD: dict[tuple[str, str], str] = {
     ("audit", "retries"): "the recorder listens to the retry loop",
     ("audit", "messaging"): "the spool writes the same message envelope",
     ("steps", "control"): "a step asks for switches and approvals before it begins",
+    ("steps", "governance"): "the gate is asked before every attempt, and a store remembers policy versions",
     ("steps", "workers"): "`Step.map` and `Step.submit` hand runs to workers",
     ("steps", "maintenance"): "the engine offers backup, prune and erase as methods",
     ("steps", "open_engine"): "a step finds its engine in the settings",
@@ -92,6 +92,7 @@ PURE_FILES = {
     *("oncemore.limits.breaker_rules", "oncemore.limits.concurrency_rules", "oncemore.limits.cooldown_rules"),
     *("oncemore.limits.queue_rules", "oncemore.schedules.record"),
     *("oncemore.limits.rate_rules", "oncemore.control.model", "oncemore.log.record"),
+    *("oncemore.governance.dataset_model", "oncemore.governance.role_model"),
     *("oncemore.maintenance.lineage", "oncemore.maintenance.retention_rules"),
     *("oncemore.workers.map_items", "oncemore.workers.turns"),
 }

@@ -26,6 +26,7 @@ from oncemore.errors import (
     StoreError,
     UsageError,
 )
+from oncemore.governance.dataset_model import GATE_HOLDS
 from oncemore.log.entry_codec import decode_head, decode_header, hash_entry
 from oncemore.log.record import NOWHERE, EventRecord, RunRecord, apply_header
 from oncemore.policy.canonical_json import hash_bytes
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 FINAL = ("COMPLETE", "HARD_FAIL")
 UNAVAILABLE = "(no value)"
+#: Why a run may be held before its first attempt: a person has not approved it, or has blocked its dataset.
+PERSONS_HOLDS = ("approval_needed", *GATE_HOLDS.values())
 
 
 class Violation(AssertionError):
@@ -152,6 +155,9 @@ class Judge:
                 or after != last._replace(cancelled_at=after.cancelled_at)
             ):
                 raise Violation("a decision about a run under way that does not only cancel it")
+        elif self.people and after == last._replace(held_for=after.held_for, reason=after.reason, worker=""):
+            if after.held_for not in PERSONS_HOLDS or last.held_for:
+                raise Violation(f"{change.marks} holds the run for {after.held_for!r}")
         elif change.marks != ("CHECKPOINT",) and not last.held_for:
             raise Violation(f"{change.marks} moves nothing")
 
@@ -195,7 +201,7 @@ class Judge:
         same: bool,
     ) -> None:
         if last is None:
-            waits = marks == ("PENDING", "ESCALATION") and after.held_for == "approval_needed" and self.people
+            waits = marks == ("PENDING", "ESCALATION") and after.held_for in PERSONS_HOLDS and self.people
             if not waits and (marks != ("PENDING",) or lane.kind != "submit"):
                 raise Violation(f"{marks} as the first entry")
             return
@@ -385,6 +391,10 @@ class Judge:
             raise Violation(f"event {letter.ordinal} of life {life} has two ids")
 
 
+def _is_gated(book: Book) -> bool:
+    return book.run is not None and book.run.held_for in GATE_HOLDS.values()
+
+
 _TOLD: dict[type, Any] = {
     PermanentFailure: Judge._failed,
     RetriesExhausted: Judge._failed,
@@ -393,7 +403,8 @@ _TOLD: dict[type, Any] = {
     OutcomeUnknown: lambda judge, lane, book, error: book.effect == "once",
     # Only what its workers died of: nobody else is held here, and no `once` effect is.
     # A `once` step is held as poison only after each lost attempt was found not to have taken effect.
-    Quarantined: lambda judge, lane, book, error: book.poison,
+    # A run whose dataset a person has blocked is held as well.
+    Quarantined: lambda judge, lane, book, error: book.poison or (judge.people and _is_gated(book)),
     LeaseLost: Judge._lease_lost,
     ResultUnavailable: lambda judge, lane, book, error: UNAVAILABLE in book.commits.values(),
     Deferred: lambda judge, lane, book, error: True,

@@ -41,6 +41,7 @@ oncemore exec --key order-7 --settle applied --reason 'the bank shows it' -- ./c
 """
 OPTION_GROUPS = {
     "Identity": "key key_from_args bucket name inputs tenant correlation_id effect",
+    "Governance": "dataset operation masking",
     "Retries": "policy attempts wait retry_on_exit retry_on_output fail_on_exit ok_exit "
     "timeout total_timeout max_wait",
     "Execution": "env secret_env cwd stdin grace leave_running",
@@ -57,6 +58,9 @@ OPTION_GROUPS = {
 @value_option("--name", "NAME", "Namespace of the key; the step is called exec:NAME.")
 @value_option("--input inputs", "FILE", "File that counts by name and content.", multiple=True)
 @value_option("--tenant", "ID", "Tenant; a part of the key.")
+@value_option("--dataset", "ID", "Dataset that the program works on; see `oncemore dataset`.")
+@value_option("--operation", "NAME", "Operation that it does to the dataset; default: the step's name.")
+@value_option("--masking", "N", "Level at which it masks the data, 0 to 100.", type=WholeNumber(0, 100))
 @value_option("--correlation-id", "ID", "Correlation id of all records.")
 @choice_option(
     "--effect",
@@ -242,6 +246,9 @@ def _make_options(command: tuple[str, ...], options: dict[str, Any]) -> ExecOpti
         wants_retries=any(options[option] is not None for option in ("policy", "attempts", "wait")),
         after_failure=_after_failure(chosen),
         output_fds=through,
+        dataset=options["dataset"],
+        operation=options["operation"],
+        masking=options["masking"],
     )
 
 

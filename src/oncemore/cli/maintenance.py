@@ -131,6 +131,7 @@ def _print_pruned(out: OutputWriter, report: PruneReport, dry_run: bool) -> None
 KEPT_REASONS = {
     "open": "not finished",
     "quarantined": "in quarantine",
+    "in_review": "in review: sensitive data",
     "undelivered": "with undelivered events",
     "young": "not old enough",
     "unsaid": "without a retention time; give --older-than, or retain_for= on the step",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 
 from oncemore.cli import params
@@ -9,6 +11,7 @@ from oncemore.cli.commands import (
     CommandReport,
     LazyGroup,
     WholeNumber,
+    by_option,
     choice_option,
     combine_options,
     documented_command,
@@ -41,7 +44,10 @@ oncemore quarantine settle 01a1e211 --applied '{"receipt": 7}' --by operator --r
 oncemore quarantine rerun 01a1e211 --by operator --reason "the disk is replaced"
 oncemore quarantine reject 01a1e211 --by operator --reason "the order was withdrawn"
 """
-COMMANDS = {name: f"quarantine:{name}" for name in ("show", "release", "reject", "rerun", "settle", "notify")}
+_NAMES = ("show", "release", "reject", "rerun", "settle", "notify")
+COMMANDS = {**{name: f"quarantine:{name}" for name in _NAMES}, "escalate": "quarantine:escalate"}
+#: A run id or a key, or the beginning of one.
+RUN_ID = re.compile("[0-9a-f]{4}[0-9a-f-]*")
 # The words are those of `held_for` in the log.
 HOLD_REASONS = (
     "outcome_unknown",
@@ -50,12 +56,24 @@ HOLD_REASONS = (
     "poison",
     "dead_letter",
     "approval_needed",
+    "governance_blocked",
+    "governance_violation",
+    "rights_violation",
 )
+
+
+class QuarantineGroup(LazyGroup):
+    """The group of the commands; `oncemore quarantine RUN` is short for `… quarantine escalate RUN`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the name of the command first, also if the first word is the id of a run."""
+        is_id = bool(args) and args[0] not in self.modules and RUN_ID.fullmatch(args[0]) is not None
+        return super().parse_args(ctx, ["escalate", *args] if is_id else args)
 
 
 @click.group(
     "quarantine",
-    cls=LazyGroup,
+    cls=QuarantineGroup,
     modules={"list": "quarantine:list_", **COMMANDS},
     examples=EXAMPLES,
     default_command="list",
@@ -66,7 +84,7 @@ def quarantine() -> None:
     An item is a run with an unknown outcome, a run that needs review or lost its workers, an artifact with
     altered bytes, or a dead letter. An ID is an id of the list or a unique prefix. A decision needs a name
     and a reason; both are recorded. Exit code 1 if another decision came first. The default command is
-    `list`.
+    `list`; with the id of a run instead of a command, it is `escalate`.
     """
 
 
@@ -115,6 +133,19 @@ def show(engine: Engine, item: str) -> CommandReport:
 
     now, case = engine.now(), engine.quarantine.show(item)
     return CommandReport(case, lambda out: print_case(out, case, now))
+
+
+@store_command("escalate", 'oncemore quarantine escalate 01a1e211 --reason "the item is broken"')
+@click.argument("run", metavar="RUN", help="Id or key of a run, or a unique prefix of one.")
+@reason_option
+@by_option
+def escalate(engine: Engine, run: str, **decision: Any) -> CommandReport:
+    """Open a ticket for a failed or quarantined run, or a CARE_ESCALATION if its data is sensitive."""
+    from oncemore.queries.runs import find_run
+
+    opened = engine.escalations.open(find_run(engine.store, run).entity, **decision)
+    text = f"opened {opened.kind} {opened.id} of {opened.step} for {opened.role}"
+    return CommandReport(opened, lambda out: out.write_line(text, "yellow"))
 
 
 def _record_decision(

@@ -97,13 +97,19 @@ def _replay_window(
 
 
 def _recompute_runs(store: Store, keys: Sequence[str], modules: tuple[str, ...]) -> list[RecomputedRun]:
+    from oncemore.governance.datasets import list_datasets
     from oncemore.queries.recompute import RecomputeProcess
     from oncemore.queries.run_timeline import load_timeline
     from oncemore.queries.runs import find_run
 
     # The steps run in a process of their own: user code must not reach the store that is open here.
     with RecomputeProcess(modules) as process:
-        return [process.verify_run(load_timeline(store, find_run(store, key))) for key in keys if key]
+        return [
+            # The datasets are read again for each run: one may have been blocked meanwhile.
+            process.verify_run(load_timeline(store, find_run(store, key)), list_datasets(store))
+            for key in keys
+            if key
+        ]
 
 
 def _all_verified(computed: Sequence[RecomputedRun]) -> bool:

@@ -16,6 +16,8 @@ from oncemore.control.moved_log import append_if_not_moved
 from oncemore.control.permits import approval_entity
 from oncemore.control.review import OperatorDecision, check_reason, resume_run, stale_decision
 from oncemore.errors import StaleDecision, UsageError
+from oncemore.governance.role_model import REVIEWER
+from oncemore.governance.roles import check_not_requester, resolve_decider
 from oncemore.log.entry_codec import HELD, build_write, decode_head, decode_header, load_head, read_body
 from oncemore.log.record import NOWHERE, RecordChange, RunRecord
 from oncemore.log.store import HeadQuery, Stored
@@ -151,7 +153,7 @@ class Approvals:
 
     def revoke(self, run: Any, *, reason: str, by: str | None = None) -> ApprovalState:
         """Revoke an approval; an attempt that has begun under it may end."""
-        engine, actor = self._engine, resolve_actor(by)
+        engine, actor = self._engine, resolve_decider(self._engine, by)
         text = check_reason(reason)
         entity = approval_entity(self._resolve_run(run))
         head = load_head(engine.store, entity, engine.cipher, Approval)
@@ -203,13 +205,16 @@ def grant_approval(
 ) -> ApprovalState:
     """Append an approval, and in the same batch the entry that continues its waiting run."""
     now, run = engine.now(), head.record
+    is_waiting = run is not None and run.held_for == APPROVAL_NEEDED
+    check_not_requester(engine, (head.body or {}).get("requester", "") if is_waiting else None)
+    by = resolve_decider(engine, by, needed=REVIEWER)
     approval = build_approval(request, attempts, now, reason, by, expires)
     before = load_head(engine.store, approval_entity(request.run_entity), engine.cipher, Approval)
     body = {"decision": {"action": "approve", "reason": approval.reason, "actor": approval.by}}
     change = RecordChange(("APPROVAL", "DECISION"), before.record, approval, body)
     also: tuple[tuple[LoadedHead, RecordChange], ...] = ()
     # A step may be approved before its first call; then there is no run to continue.
-    if run is not None and run.held_for == APPROVAL_NEEDED:
+    if is_waiting:
         decision = OperatorDecision("approve", approval.by, approval.reason)
         also = ((head, resume_run(head, decision, now)),)
     _append_changes(engine, before, change, *also)

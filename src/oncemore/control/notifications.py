@@ -70,6 +70,7 @@ class NotificationSubject(Value):
     correlation_id: str
     attempts: int
     error: dict[str, Any]
+    escalation: dict[str, Any] = {}  # noqa: RUF012 - never changed in place
 
 
 def find_event(change: RecordChange) -> str:
@@ -175,7 +176,7 @@ class Notifier:
             correlation_id=subject.correlation_id,
         )
         # No idempotency key and no error text: an operator finds both in the log, by the item's id.
-        return event, {
+        payload = {
             "what": _WORDS[subject.event][ordinal],
             "kind": subject.kind,
             "item": subject.item,
@@ -187,6 +188,7 @@ class Notifier:
             "notify_again_after": self._window_end(now) or None,
             "next": _next_command(subject, ordinal),
         }
+        return event, {**payload, "escalation": subject.escalation} if subject.escalation else payload
 
     # Delivering -------------------------------------------------------------------------------------
 
@@ -272,7 +274,10 @@ def _describe_subject(engine: Engine, entity: str, change: RecordChange) -> Noti
         error=change.body.get("error") or {},
     )
     if type(after) is RunRecord:
+        escalation = change.body.get("escalation", {})
         return subject._replace(
+            # Only one that is a work item has an id; the others are records of the entry alone.
+            escalation=escalation if "id" in escalation else {},
             item=after.run_id,
             step=after.step,
             reason=after.held_for or after.reason,

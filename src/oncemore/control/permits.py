@@ -1,11 +1,12 @@
-"""Checks before every attempt of a durable step whether switches and approvals permit it.
+"""Checks before every attempt of a durable step whether switches, approvals and datasets permit it.
 
 The result contains the versions of the entities that were read. They are guards of the INTENT: if a switch or
 an approval changes after the check, the store refuses the INTENT, and the check is repeated. So a cached
 "all switches are off" is safe, while a switch that is on is read again before an attempt is refused. A store
 with `checks_guards_late` writes the INTENT first, checks its guards afterwards, and gives the claim back if
 one has changed (ADR 0021). If the switches cannot be read, no attempt begins. External switches
-(`control.nats_switches`) are read every time.
+(`control.nats_switches`) are read every time. The datasets of an attempt are read with the switches, and are
+guards as well; `governance.gate` judges them.
 
 A policy with `halt_scope: pipeline` (CLASS-3) turns on the switch `pipeline:NAME` after an error that is not
 retryable. The switch is written in the same batch as the outcome of the failed attempt, so that a crash
@@ -28,6 +29,7 @@ from oncemore.control.model import (
     add_pipeline_halt,
     find_blocking_switch,
 )
+from oncemore.governance.dataset_model import DatasetRecord, dataset_entity
 from oncemore.log.entry_codec import decode_head
 from oncemore.log.group_commit import InterruptShield
 from oncemore.log.record import RecordChange
@@ -40,6 +42,10 @@ if TYPE_CHECKING:
     from oncemore.steps.engine import Engine
     from oncemore.steps.ops import AskPermission, Script
     from oncemore.steps.plan import StepPlan
+
+
+#: The number of datasets that an engine remembers; all are dropped when there are more.
+MAX_CACHED_DATASETS = 1000
 
 
 class ExternalSwitches(Protocol):
@@ -70,6 +76,8 @@ class PermissionCheck:
         self.external = external
         #: The permission while all switches of the log are off; None if they must be read.
         self.cached: Permission | None = None
+        #: Permissions with datasets, while neither the switches nor the datasets have changed.
+        self._gated: dict[tuple[str, ...], Permission] = {}
 
     @property
     def has_external(self) -> bool:
@@ -90,14 +98,15 @@ class PermissionCheck:
                 self.external.close()
 
     def drop_cached(self) -> None:
-        """Drop the cache, so that the next check reads the switches."""
+        """Drop the cache, so that the next check reads the switches and the datasets."""
         self.cached = None
+        self._gated = {}
 
     def ask_permission(self, engine: Engine, op: AskPermission) -> Permission:
         """Return whether an attempt may begin."""
         cached = self.cached
         # Approvals and external switches are not cached; without them a check costs no read at all.
-        if cached is not None and not op.entity and (self.external is None or not op.begins):
+        if cached is not None and not (op.entity or op.datasets) and (self.external is None or not op.begins):
             return cached
         try:
             return self._evaluate_permission(engine, op)
@@ -114,6 +123,8 @@ class PermissionCheck:
             if name:
                 details = {**board.active[name], "kept_in": getattr(self.external, "url", "control=")}
                 return Permission({}, SWITCH_ON, name, details)
+        if op.datasets:
+            permission = self._add_datasets(engine, op, permission)
         return permission if not op.entity else self._add_approval(engine, op, permission)
 
     def _read_switches(self, engine: Engine, op: AskPermission) -> Permission:
@@ -139,7 +150,34 @@ class PermissionCheck:
             approval = self.external.load_approval(op.entity.removeprefix("run/"))
         # Version 0 guards against an approval that is written to the log after this read.
         guards = {**permission.guards, name: 0 if head is None else head.version}
-        return Permission(guards, approval=approval)
+        return permission._replace(guards=guards, approval=approval)
+
+    def _add_datasets(self, engine: Engine, op: AskPermission, permission: Permission) -> Permission:
+        """Add the datasets of an attempt, with their versions as guards.
+
+        The result is cached: the guard of the INTENT, and of the entry that holds a run, detects when it is
+        outdated, and the conflict drops the cache.
+        """
+        gated = self._gated.get(op.datasets)
+        if gated is not None and gated.guards[SWITCHES_ENTITY] == permission.guards[SWITCHES_ENTITY]:
+            return gated
+        known = [load_dataset(engine, dataset) for dataset in op.datasets]
+        versions = {
+            dataset_entity(dataset): version for dataset, (version, _) in zip(op.datasets, known, strict=True)
+        }
+        if len(self._gated) >= MAX_CACHED_DATASETS:
+            self._gated.clear()
+        gated = self._gated[op.datasets] = permission._replace(
+            guards={**permission.guards, **versions}, datasets=tuple(record for _, record in known)
+        )
+        return gated
+
+
+def load_dataset(engine: Engine, dataset: str) -> tuple[int, DatasetRecord | None]:
+    """Return the version and the record of a dataset; version 0 and None if it is not registered."""
+    with InterruptShield():
+        head = engine.store.load_head(dataset_entity(dataset))
+    return (0, None) if head is None else (head.version, decode_head(head.head, DatasetRecord))
 
 
 def load_switches(engine: Engine) -> tuple[int, SwitchBoard]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from oncemore.control.permits import load_dataset
 from oncemore.control.quarantine_items import ITEM_KINDS, QuarantineItem, build_case, build_item
 from oncemore.control.review import (
     OperatorDecision,
@@ -19,6 +20,9 @@ from oncemore.control.review import (
     stale_decision,
 )
 from oncemore.errors import PolicyViolation, StaleDecision, UsageError
+from oncemore.governance.dataset_model import GATE_HOLDS, is_sensitive
+from oncemore.governance.role_model import OPERATOR, REVIEWER
+from oncemore.governance.roles import load_roles, resolve_decider
 from oncemore.limits.cooldowns import release_resources_of_run
 from oncemore.log.entry_codec import HELD, load_head
 from oncemore.log.record import ArtifactRecord, EventRecord, RunRecord
@@ -120,7 +124,8 @@ class Quarantine:
         """
         if type(answer) is not ReconcileAnswer or answer.outcome == "unknown":
             raise UsageError("settle takes oncemore.applied(value) or oncemore.not_applied()")
-        entity, decision = self._resolve_target(item, make_decision("settle", by, reason, version))
+        target = self._resolve_target(item, make_decision("settle", by, reason, version))
+        entity, decision = self._authorize(*target)
         head = load_head(self._engine.store, entity, self._engine.cipher)
         run = head.record
         if type(run) is not RunRecord or run.held_for != OUTCOME_UNKNOWN:
@@ -142,7 +147,7 @@ class Quarantine:
     # ------------------------------------------------------------------------------------------------
 
     def _apply_decision(self, item: str | QuarantineItem, decision: OperatorDecision) -> None:
-        entity, decision = self._resolve_target(item, decision)
+        entity, decision = self._authorize(*self._resolve_target(item, decision))
         kind = ITEM_KINDS[entity.partition("/")[0]]
         also = (
             self._release_artifact_too(entity, decision)
@@ -158,6 +163,18 @@ class Quarantine:
         # The event may be a notification, and the thread of the notifier delivers those.
         if kind is EventRecord and decision.action == "release" and self._engine.notifier is not None:
             self._engine.notifier.wake_thread(self._engine)
+
+    def _authorize(self, entity: str, decision: OperatorDecision) -> tuple[str, OperatorDecision]:
+        """Return a decision with the user that may make it; sensitive data and the gate need a reviewer."""
+        if load_roles(self._engine) is None:
+            return entity, decision
+        run = load_head(self._engine.store, entity, self._engine.cipher, ITEM_KINDS[entity.partition("/")[0]])
+        needs_reviewer = False
+        if type(run.record) is RunRecord:
+            dataset = load_dataset(self._engine, run.record.dataset)[1] if run.record.dataset else None
+            needs_reviewer = is_sensitive(dataset) or run.record.held_for in GATE_HOLDS.values()
+        needed = REVIEWER if needs_reviewer else OPERATOR
+        return entity, decision._replace(by=resolve_decider(self._engine, decision.by, needed=needed))
 
     def _release_artifact_too(self, entity: str, decision: OperatorDecision) -> tuple[Any, ...]:
         """Return the change that releases the artifact of a held run; raise if its bytes are still wrong."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from oncemore.control.model import APPROVAL_NEEDED
 from oncemore.control.moved_log import append_decision, refuse_if_moved
 from oncemore.errors import StaleDecision, UsageError
+from oncemore.governance.gate import check_not_blocked
 from oncemore.log.record import ArtifactRecord, EventRecord, RecordChange, RunRecord
 from oncemore.messaging.delivery import change_state
 from oncemore.policy.closing import OUTCOME_UNKNOWN, close_run, closing_proof
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 MAX_ACTOR_LENGTH, MAX_REASON_LENGTH = 200, 2000
 MAX_EXTRA_ATTEMPTS = 1000
+#: Decisions after which a run makes another attempt.
+_CONTINUING = ("release", "rerun")
 UNCHANGED: Mapping[str, int] = MappingProxyType({})
 
 
@@ -74,9 +77,13 @@ def record_decision(
     head = yield LoadHead(entity, kind)
     now = yield NOW
     change = find_staleness(head, decision) or _DECISION_RULES[kind, decision.action](head, decision, now)
+    guards: Mapping[str, int] = UNCHANGED
+    if kind is RunRecord and decision.action in _CONTINUING and not isinstance(change, Exception):
+        blocked, guards = yield from check_not_blocked(head.record)
+        change = blocked or change
     if isinstance(change, Exception):
         return EndCall(None, change)
-    saved = yield from append_decision(entity, AppendChange(head, change, also=also))
+    saved = yield from append_decision(entity, AppendChange(head, change, also=also, guards=guards))
     if type(saved) is EndCall:
         return saved
     # None means a conflict: another writer has changed the item after it was read.

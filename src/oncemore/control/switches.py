@@ -27,10 +27,10 @@ from oncemore.control.moved_log import MAX_TRIES
 from oncemore.control.permits import load_switches
 from oncemore.control.review import check_reason
 from oncemore.errors import NotPermitted, StaleDecision, UsageError
+from oncemore.governance.roles import resolve_decider
 from oncemore.log.entry_codec import build_write, decode_header, load_head, read_body
 from oncemore.log.record import RecordChange
 from oncemore.log.store import Batch, Stored
-from oncemore.maintenance.tasks import resolve_actor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,7 +79,7 @@ class Switches:
         the switch is turned off. A switch that is on already keeps its actor, reason and time.
         """
         name = _checked_switch_name(step, tenant, pipeline)
-        text, actor = check_reason(reason), resolve_actor(by)
+        text, actor = check_reason(reason), resolve_decider(self._engine, by)
         details = {"by": actor, "reason": text, "at": self._engine.now()}
 
         def turn_on(control: SwitchBoard) -> SwitchBoard:
@@ -99,7 +99,7 @@ class Switches:
     ) -> bool:
         """Turn off a switch; return whether it was on."""
         name = _checked_switch_name(step, tenant, pipeline)
-        text, actor = check_reason(reason), resolve_actor(by)
+        text, actor = check_reason(reason), resolve_decider(self._engine, by)
         was_on = False
 
         def turn_off(control: SwitchBoard) -> SwitchBoard:

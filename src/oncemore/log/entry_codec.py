@@ -19,6 +19,8 @@ from oncemore._values import make
 from oncemore.control.model import Approval, SwitchBoard
 from oncemore.errors import StoreError
 from oncemore.governance.checkpoint_record import CheckpointRecord
+from oncemore.governance.dataset_model import DatasetRecord, EscalationRecord
+from oncemore.governance.role_model import RoleRecord
 from oncemore.limits.cooldown_rules import ResourceRecord
 from oncemore.limits.queue_rules import QueueSlot
 from oncemore.log.encryption import EMPTY, decrypt_bytes
@@ -284,6 +286,12 @@ def build_index(state: Entity) -> HeadIndex:
         return HeadIndex("secret", state.state)
     if type(state) is RecordedPolicy:
         return HeadIndex("policy", state.state, None, state.name)
+    if type(state) is DatasetRecord:
+        return HeadIndex("dataset", state.state, dataset=state.dataset_id)
+    if type(state) is RoleRecord:
+        return HeadIndex("roles", state.state)
+    if type(state) is EscalationRecord:
+        return HeadIndex("escalation", state.state, state.opened_at, state.step, dataset=state.dataset)
     if type(state) is AcceptedPolicy:
         return HeadIndex("accepted", state.state, None, state.name)
     if type(state) is ScheduleRecord:

@@ -19,6 +19,8 @@ from __future__ import annotations
 from oncemore._values import Value, make
 from oncemore.control.model import Approval, SwitchBoard
 from oncemore.governance.checkpoint_record import CheckpointRecord
+from oncemore.governance.dataset_model import DatasetRecord, EscalationRecord
+from oncemore.governance.role_model import RoleRecord
 from oncemore.limits.cooldown_rules import ResourceRecord
 from oncemore.limits.queue_rules import QueueSlot
 from oncemore.policy.model import check_transition
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     RunMark = Literal["CHECKPOINT", "DECISION", "ESCALATION", "PRUNE", "ERASE", "EVENT", "ARTIFACT"]
     EventMark = Literal["SENDING", "DELIVERED", "DEAD"]
     OtherMark = Literal["MAINTENANCE", "LEASE", "JOB", "RESOURCE", "BREAKER", "QUOTA", "SECRET", "POLICY"]
-    EntityMark = Literal["CONTROL", "APPROVAL", "SCHEDULE", "QUEUE", "LEDGER", "JOURNAL", "SIGNAL"]
+    EntityMark = Literal["CONTROL", "APPROVAL", "SCHEDULE", "QUEUE", "LEDGER", "JOURNAL", "SIGNAL", "DATASET"]
     Mark = StateMark | RunMark | EventMark | OtherMark | EntityMark
     State_ = TypeVar("State_", bound="Entity")
 
@@ -69,6 +71,7 @@ class RunRecord(Value):
     crash_count          attempts of this run that were lost with their process
     max_crashes          limit of crash_count; 0: lost and interrupted attempts stay in attempt_count
     traceparent          W3C trace context of its opening; last_traceparent: of its last claim, if another
+    masking              highest level at which an attempt of the key has masked its data
     """
 
     state: State = "PENDING"
@@ -109,6 +112,7 @@ class RunRecord(Value):
     max_crashes: int = 0
     traceparent: str = ""
     last_traceparent: str = ""
+    masking: int = 0
 
 
 class WorkerRecord(Value):
@@ -345,6 +349,9 @@ Entity = (
     | ScheduleRecord
     | QueueSlot
     | CheckpointRecord
+    | DatasetRecord
+    | EscalationRecord
+    | RoleRecord
 )
 KINDS: Final[tuple[type[Any], ...]] = Entity.__args__
 #: Position of each field, by kind of record.

@@ -18,6 +18,7 @@ from oncemore import clock as clocks
 from oncemore._values import Value
 from oncemore.artifacts.gc import MIN_AGE_S, find_garbage
 from oncemore.errors import InProgress, UsageError
+from oncemore.governance.gate import load_open_review
 from oncemore.log.entry_codec import decode_head
 from oncemore.log.record import ArtifactRecord, RunRecord
 from oncemore.log.store import HeadQuery
@@ -107,6 +108,11 @@ def _check_erasable(engine: Engine, head: Head) -> dict[str, int]:
         raise UsageError(
             f"{run.step}: key {key} is {run.state}{', held' if run.held_for else ''}: it needs its "
             "arguments to continue; let the run end or settle it, then erase it"
+        )
+    if review := load_open_review(engine, run):
+        raise UsageError(
+            f"{run.step}: key {key} failed on sensitive data, and no person has decided about it yet: "
+            f"oncemore escalations ack {review} --reason …"
         )
     events = load_events(engine, head.entity, run)
     waiting = sorted({event.topic for _, event in events.values() if event.state in ("PENDING", "SENDING")})

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore._values import Value
 from oncemore.errors import StoreError, UsageError, log_warning
+from oncemore.governance.gate import load_open_review
 from oncemore.governance.log_order import LEAVES_FIELD, LeafPositions, has_checkpoints
 from oncemore.log.entry_codec import build_write, decode_head, decode_header, read_body
 from oncemore.log.record import ArtifactRecord, EventRecord, RecordChange, RunRecord, WorkerRecord
@@ -203,6 +204,8 @@ def _find_entry_keep_reason(
     engine: Engine, head: Head, run: RunRecord, now: float, older_than: float | None
 ) -> str:
     """Return the reason to keep a finished run that only its last entry shows."""
+    if load_open_review(engine, run):
+        return "in_review"
     for entry in engine.store.read_entries(head.entity, head.version - 1):
         if run.state == "HARD_FAIL" and "quarantine" in read_body(entry, engine.cipher):
             return "quarantined"

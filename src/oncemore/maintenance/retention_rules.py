@@ -2,6 +2,7 @@
 
     open          PENDING, RUNNING or SOFT_FAIL: it continues, or waits for a person
     quarantined   it failed, and a person has to look at it
+    in_review     it failed on sensitive data, and a person has to decide about its escalation
     undelivered   one of its events is not delivered; a dead event may still be sent again
     young         it ended more recently than its own `retain_for` or the requested age
     unsaid        neither its step nor the caller of prune says how long to keep it

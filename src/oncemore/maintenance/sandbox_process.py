@@ -17,8 +17,11 @@ from pathlib import Path
 
 from oncemore.artifacts.backends import FolderBackend
 from oncemore.errors import Error, UsageError
-from oncemore.log.entry_codec import decode_body, decode_head, decode_header
+from oncemore.governance.dataset_model import DatasetRecord, dataset_entity
+from oncemore.log.entry_codec import build_write, decode_body, decode_head, decode_header
 from oncemore.log.memory import MemoryStore
+from oncemore.log.record import NOWHERE, RecordChange
+from oncemore.log.store import Batch
 from oncemore.maintenance.sandbox import SandboxGuard
 from oncemore.queries.step_commands import import_steps
 from oncemore.steps.context import context
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from oncemore.log.memory import CompletedTicket
-    from oncemore.log.store import Batch
     from oncemore.steps.decorator import Step
 
 
@@ -103,6 +105,8 @@ def _run_job(step: Step[..., Any], job: dict[str, Any], folder: Path) -> dict[st
             instant_waits(),
             context(tenant=job["tenant"] or None, correlation_id=job["correlation_id"]),
         ):
+            # The gate of this engine judges by the datasets of the log that is replayed (GOV-3).
+            _register_datasets(engine, job["datasets"])
             work = step.bind(engine)
             # A different key means different work: its result must not be compared with the recorded one.
             if work.key(**arguments) != job["key"]:
@@ -121,9 +125,19 @@ def _run_job(step: Step[..., Any], job: dict[str, Any], folder: Path) -> dict[st
         return {"fault": f"{type(error).__name__}: {error}"}
 
 
+def _register_datasets(engine: Engine, datasets: list[dict[str, Any]]) -> None:
+    """Write datasets to a new log."""
+    for fields in datasets:
+        record = DatasetRecord(**fields)
+        change = RecordChange(("DATASET",), None, record)
+        write = build_write(dataset_entity(record.dataset_id), 0, NOWHERE, change, engine.now())
+        engine.store.append(Batch((write,))).wait()
+
+
 def _read_result(engine: Engine, run: Any) -> dict[str, Any]:
     if run.status != "COMPLETE":
-        error = run.error or {}
+        # A run that the gate has refused is held: its item has the error.
+        error = run.error or next((item.error for item in engine.quarantine.list()), {})
         return {"fault": f"it ended as {run.status}: {error.get('type', '')}: {error.get('message', '')}"}
     for entry in engine.store.read_entries(f"run/{run.key}"):
         if "COMMIT" in decode_header(entry.header).marks and entry.body is not None:

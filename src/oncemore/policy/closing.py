@@ -2,7 +2,7 @@
 
     the attempt is lost                 lease_expired, interrupted, outcome_unknown, reconciled
     the run may not continue            cancelled, deadline_passed, rejected, …: stop
-    an operator must review it first    checksum_mismatch, approval_needed: quarantine
+    an operator must review it first    checksum_mismatch, approval_needed, refused by the gate: quarantine
     the run continues at no cost        released, decided: retry at once
 
 An attempt is lost when its worker did not finish it. If `reconcile` was asked about the outcome, its
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from oncemore._values import Value
 from oncemore.control.model import APPROVAL_NEEDED
+from oncemore.governance.dataset_model import GATE_HOLDS
 from oncemore.policy.proof import PROOF_FORMAT
 
 TYPE_CHECKING = False
@@ -44,7 +45,7 @@ STOPS: Final = {
     "skipped_terminal": "skipped_terminal",
 }
 #: Events that quarantine the run until a person decides.
-HOLDS: Final = ("checksum_mismatch", APPROVAL_NEEDED)
+HOLDS: Final = ("checksum_mismatch", APPROVAL_NEEDED, *GATE_HOLDS.values())
 #: Events after which the run continues at once.
 RESUMES: Final = ("released", "decided")
 #: Hold reasons: attempts were lost with their workers until none was left, or the outcome is not known.

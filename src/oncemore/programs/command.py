@@ -42,6 +42,9 @@ class ExecOptions(Value):
     wants_retries     whether the user asked for retries by a policy, a number of attempts, or waits
     after_failure     how a new call treats failed work: "raise", or "new_run" if the policy says so
     output_fds        file descriptors that receive the program's stdout and stderr; None discards them
+    dataset           the dataset that the program works on; the gate asks about it before every attempt
+    operation         the operation that it does to the dataset; the name of the step unless given
+    masking           the level at which it masks the data
     """
 
     command: tuple[str, ...]
@@ -66,6 +69,9 @@ class ExecOptions(Value):
     wants_retries: bool = False
     after_failure: str = "raise"
     output_fds: tuple[int | None, int | None] = (None, None)
+    dataset: str | None = None
+    operation: str | None = None
+    masking: int | None = None
 
     def read_inputs(self) -> dict[str, str]:
         """Return the digest of each input file, by the name that the user gave."""

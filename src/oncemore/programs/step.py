@@ -85,7 +85,8 @@ class ProgramStep(Step[Any, Any]):
         keyed = {"key": "key"} if options.key is not None else {}
         step_options: dict[str, Any] = {
             "effect": options.rules.effect, "name": options.name, "policy": options.policy,
-            "bucket": options.bucket,
+            "bucket": options.bucket, "dataset": options.dataset, "operation": options.operation,
+            "masking": options.masking,
             "if_running": "raise" if options.if_running == "fail" else "wait", **keyed,
         }  # fmt: skip
         super().__init__(StepOptions(_program_signature, **step_options), engine)

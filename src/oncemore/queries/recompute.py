@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Self
 
+    from oncemore.governance.dataset_model import DatasetRecord
     from oncemore.queries.run_timeline import RunTimeline
 
 EQUAL, DIFFERS, FAILED, SKIPPED = "equal", "differs", "failed", "skipped"
@@ -131,8 +132,11 @@ class RecomputeProcess:
         reply: dict[str, Any] = json.loads(line)
         return reply
 
-    def verify_run(self, timeline: RunTimeline) -> RecomputedRun:
-        """Compute a run again, if it is pure and recorded completely, and compare the results."""
+    def verify_run(self, timeline: RunTimeline, datasets: Sequence[DatasetRecord] = ()) -> RecomputedRun:
+        """Compute a run again, if it is pure and recorded completely, and compare the results.
+
+        datasets  the registered datasets; a run of a blocked one is not computed again
+        """
         run_id = timeline.row.run_id
         reason = _skip_reason(timeline, self.steps)
         if reason:
@@ -143,7 +147,7 @@ class RecomputeProcess:
             reply = retry_part(
                 "validation",
                 "REPLAY_VALIDATION",
-                lambda: self._compute_run(timeline),
+                lambda: self._compute_run(timeline, datasets),
                 on=ComputationLost,
                 events=events,
             )
@@ -155,7 +159,7 @@ class RecomputeProcess:
             return RecomputedRun(run_id, SKIPPED, reply["skipped"])
         return RecomputedRun(run_id, FAILED, reply["fault"], events=tuple(events))
 
-    def _compute_run(self, timeline: RunTimeline) -> dict[str, Any]:
+    def _compute_run(self, timeline: RunTimeline, datasets: Sequence[DatasetRecord]) -> dict[str, Any]:
         """Compute a run in the process, and start a new process if the last one was lost."""
         if self._process is None:
             self._start_process()
@@ -167,6 +171,7 @@ class RecomputeProcess:
             "cfg_hash": run.cfg_hash,
             "tenant": run.tenant,
             "correlation_id": run.correlation_id,
+            "datasets": [record._asdict() for record in datasets],
         }
         try:
             return self._send_request(request, self._limit_s)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from oncemore._values import make
 from oncemore.artifacts.artifact import tag_artifact
 from oncemore.control.model import APPROVAL_NEEDED, ApprovalRequest, find_objection
+from oncemore.governance import gate
 from oncemore.limits import breaker_step, cooldown_step
 from oncemore.limits.breaker import CIRCUIT_OPEN
 from oncemore.log.record import RecordChange
@@ -79,11 +80,14 @@ def check_permission(
 ) -> Script:
     """Return the end of the call if its attempt may not begin, None if it may, or CONFLICT.
 
-    A switch leaves the run due: it continues when the switch is released. An unapproved run is quarantined;
-    that also sends the configured notification.
+    A switch leaves the run due: it continues when the switch is released. A run that the gate refuses and an
+    unapproved run are quarantined; that also sends the configured notification.
     """
     if permission.stop:
         return EndCall(None, refusals.switch_blocked(plan, call, permission))
+    refusal = yield from gate.check_gate(plan, call, head, permission, now)
+    if refusal is not None or not transitions.approval_entity(plan, head):
+        return refusal
     record = run = head.record
     opening: dict[str, Any] = {}
     if record is None or record.state in FINAL_STATES:

@@ -6,12 +6,13 @@ the *same* compare-and-set is sent again, and the entry that stands in the log i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oncemore import clock as clocks
 from oncemore._driver import OperationTable
 from oncemore._values import Value
 from oncemore.artifacts.store import reference_entity
+from oncemore.control.model import APPROVAL_NEEDED
 from oncemore.errors import StoreError
 from oncemore.log.entry_codec import ARTIFACT, build_event_write, build_write, decode_head
 from oncemore.log.record import NOWHERE, ArtifactRecord, EventRecord, RecordChange
@@ -59,6 +60,24 @@ def is_attempt_running(call: PreparedCall, answer: Conflict) -> bool:
     head = answer.head if answer.entity == entity else call.store.load_head(entity)
     run: RunRecord | None = None if head is None else decode_head(head.head)
     return run is not None and run.state == "RUNNING" and run.fence == fence
+
+
+def join_escalation(
+    call: PreparedCall, head: LoadedHead, change: RecordChange, also: tuple[Any, ...]
+) -> tuple[RecordChange, tuple[Any, ...]]:
+    """Return a change that needs a person, and the other changes with the escalation that it opens."""
+    from oncemore.governance.escalations import add_escalation_write
+
+    if getattr(change.after, "held_for", "") == APPROVAL_NEEDED:
+        from oncemore.governance.roles import describe_requester
+
+        requester = describe_requester(call.engine)
+        body = {**change.body, "requester": requester} if requester else change.body
+        return change._replace(body=body), also
+    # The script of an operator's decision has no plan.
+    governed = call.plan is not None and call.plan.policy.governed
+    change, opened = add_escalation_write(call.engine, head.entity, head.version, change, governed=governed)
+    return change, (*also, *opened)
 
 
 class WaitForResend(Value):

@@ -45,6 +45,8 @@ class PreparedCall(Struct, eq=False):
     give_up     until when this caller waits for another attempt or for a time; 0 for no limit
     outer_start  when the run was created in which the call is made; 0 for a call outside of any run
     tenant      the tenant of the work; empty if there is none
+    dataset     the dataset that it works on; empty if there is none
+    masking     the level at which it masks the data
     head        the head of the key. It may be a guess that the key is new: a wrong guess costs one conflict
     counted     the arguments that the key or the input hash cover
     inputs      these arguments as canonical JSON
@@ -81,6 +83,8 @@ class PreparedCall(Struct, eq=False):
     give_up: float = 0.0
     outer_start: float = 0.0
     tenant: str = ""
+    dataset: str = ""
+    masking: int = 0
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     counted: dict[str, Any] = {}

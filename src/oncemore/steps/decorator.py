@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar,
 
 from oncemore.control.approvals import grant_approval
 from oncemore.errors import UsageError, warn_policy
+from oncemore.governance.roles import authorize_actor
 from oncemore.maintenance.import_keys import build_import, mark_keys_done
 from oncemore.open_engine import default_policy
 from oncemore.retries.options import as_seconds
@@ -125,7 +126,8 @@ class Step(SubmittedCalls[P, R]):
         call = self._prepare_call(args, kwargs)
         # The end of the run may also change the record of its resource, in the same write.
         self._use_cooldown(call)
-        script = operator_flow.cancel_run(call.plan, call, reason, CONTEXT.get().actor)
+        actor = authorize_actor(call.engine, CONTEXT.get().actor, call.dataset)
+        script = operator_flow.cancel_run(call.plan, call, reason, actor)
         return self._run_script(call, script)  # type: ignore[no-any-return]
 
     def settle(self, answer: ReconcileAnswer, /, *args: Any, reason: str, **kwargs: Any) -> Run[R]:
@@ -136,9 +138,10 @@ class Step(SubmittedCalls[P, R]):
         _check_reason(reason)
         if type(answer) is not ReconcileAnswer or answer.outcome == "unknown":
             raise UsageError("settle takes oncemore.applied(value) or oncemore.not_applied()")
-        decision = {"action": "settle", "reason": reason, "actor": CONTEXT.get().actor}
-        settled = answer._replace(decision_body={"decision": decision})
         call = self._prepare_call(args, kwargs)
+        actor = authorize_actor(call.engine, CONTEXT.get().actor, call.dataset)
+        decision = {"action": "settle", "reason": reason, "actor": actor}
+        settled = answer._replace(decision_body={"decision": decision})
         return self._run_script_sync(call, operator_flow.settle_run(call.plan, call, settled))
 
     def approve(
@@ -205,7 +208,9 @@ def decode_arguments(step: Step[..., Any], stored: Mapping[str, Any]) -> dict[st
 def make_rerun(reason: str) -> DecisionScript:
     """Return the maker of the script that reopens failed work for an operator."""
     actor = CONTEXT.get().actor
-    return lambda plan, call: operator_flow.reopen_run(plan, call, reason, actor)
+    return lambda plan, call: operator_flow.reopen_run(
+        plan, call, reason, authorize_actor(call.engine, actor, call.dataset)
+    )
 
 
 def _check_reason(reason: object) -> None:
@@ -252,6 +257,8 @@ def step(
     pipeline: str | None = None,
     queue: str | None = None,
     concurrency: int | None = None,
+    operation: str | None = None,
+    masking: int | Callable[..., int] | None = None,
 ) -> StepDecorator:
     """Make a function durable: every attempt is recorded, and its effect is applied once per key.
 
@@ -298,7 +305,12 @@ def step(
     budget             a `Budget`: retries take tokens from it and successes add some, in this process or, if
                        it is shared, in the store; the policy's `retry_budget` unless given
     priority           "P0", "P1" or "P2": the order of work in workers; the policy's, or P1, unless given
-    dataset, retain_for   recorded with the run
+    dataset            the dataset that it works on: an id, or a function of the arguments. The gate asks the
+                       registry before every attempt (`engine.datasets`); a refused run is quarantined
+    operation          the operation that it does to the dataset; the step's name unless given
+    masking            the level at which it masks the data, 0 to 100, or a function of the arguments; it may
+                       stay or rise between the attempts and runs of a key, and not fall
+    retain_for         recorded with the run
     artifact           the name of the artifact that the step returns (`current().put`): if it exists and is
                        valid, nothing is run; if it was altered, the run is quarantined
     cooldown           a `Cooldown`: after a failure, no process requests the resource for a while; a call
@@ -323,7 +335,8 @@ def step(
         "not_applied": not_applied, "reconcile": reconcile, "provider": provider, "breaker": breaker,
         "rate": rate, "budget": budget, "dataset": dataset, "priority": priority, "retain_for": retain_for,
         "artifact": artifact, "cooldown": cooldown, "requires_approval": requires_approval,
-        "pipeline": pipeline, "queue": queue, "concurrency": concurrency,
+        "pipeline": pipeline, "queue": queue, "concurrency": concurrency, "operation": operation,
+        "masking": masking,
     }  # fmt: skip
 
     def decorate(function: Callable[P, R]) -> Step[P, R]:

@@ -21,12 +21,11 @@ from oncemore.config import (
     INLINE_WAIT_S,
     LEASE_S,
     LONGEST_LEASE_S,
-    RESTORED_COPY_CHOICES,
     SHORTEST_LEASE_S,
 )
 from oncemore.control.notifications import CLOSE_TIMEOUT_S
 from oncemore.control.permits import PermissionCheck
-from oncemore.errors import RestoredCopy, UsageError, log_warning
+from oncemore.errors import UsageError, log_warning
 from oncemore.limits.budget_step import UnsavedEarnings
 from oncemore.limits.concurrency import ConcurrencyLimits
 from oncemore.limits.shared_breaker import BreakerCache
@@ -37,6 +36,7 @@ from oncemore.policy.canonical_json import normalize_name
 from oncemore.steps.entered_engine import enter_engine, leave_engine
 from oncemore.steps.lease import WorkerLeases
 from oncemore.steps.recorded_policies import RecordedPolicies
+from oncemore.steps.restored_copy import NOT_CHECKED, RestoredCopyCheck
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from oncemore.control.quarantine import Quarantine
     from oncemore.control.switches import Switches
     from oncemore.events import ProcessEvent
+    from oncemore.governance.datasets import Datasets
+    from oncemore.governance.escalations import Escalations
+    from oncemore.governance.roles import Roles
     from oncemore.limits.cooldowns import Cooldowns
     from oncemore.limits.shared_rate import RateLimiter
     from oncemore.log.encryption import Codec
@@ -64,8 +67,6 @@ if TYPE_CHECKING:
 
     Listener = Callable[[ProcessEvent], object]
 
-#: The notice of a store that was not opened yet, so that it is not known whether it is a copy.
-NOT_CHECKED = "it was not opened yet"
 log = logging.getLogger("oncemore")
 
 
@@ -83,35 +84,6 @@ class EventListener:
                 self._on_event(event)
             except Exception as error:  # noqa: BLE001
                 log_warning(f"on_event failed: {type(error).__name__}")
-
-
-class RestoredCopyCheck:
-    """Refuses effects on a copied or restored store until an operator has acknowledged it.
-
-    notice  why the store counts as a copy; empty if it does not
-    """
-
-    def __init__(self, engine: Engine, mode: str) -> None:
-        if mode not in RESTORED_COPY_CHOICES:
-            raise UsageError(f"restored_copy is {mode!r}; the choices are {', '.join(RESTORED_COPY_CHOICES)}")
-        self._engine, self._holds = weakref.proxy(engine), mode == "hold"
-        self.notice = NOT_CHECKED
-
-    def read_notice(self, store: Store) -> None:
-        """Read the notice of a store."""
-        self.notice = store.open_maintenance().copy_notice() if self._holds else ""
-
-    def check_original(self) -> None:
-        """Raise `RestoredCopy` if the store is a copy that no operator has acknowledged."""
-        # Read again: another process may have acknowledged it meanwhile.
-        if self.notice:
-            self.read_notice(self._engine.store)
-        if self.notice:
-            raise RestoredCopy(
-                f"{self._engine.url} is a copy: {self.notice}. Work done since the copy was made would be "
-                "done twice; check the runs in doubt (oncemore restore), then acknowledge the copy: oncemore "
-                "restore --acknowledge, or engine.acknowledge(reason=…)"
-            )
 
 
 class Engine:
@@ -238,6 +210,27 @@ class Engine:
         from oncemore.control.approvals import Approvals
 
         return Approvals(self)
+
+    @property
+    def datasets(self) -> Datasets:
+        """The registered datasets, which the gate asks about before every attempt."""
+        from oncemore.governance.datasets import Datasets
+
+        return Datasets(self)
+
+    @property
+    def escalations(self) -> Escalations:
+        """The tickets and escalations that wait for a person, and their acknowledgements."""
+        from oncemore.governance.escalations import Escalations
+
+        return Escalations(self)
+
+    @property
+    def roles(self) -> Roles:
+        """The users that may make decisions about this store."""
+        from oncemore.governance.roles import Roles
+
+        return Roles(self)
 
     @property
     def cooldowns(self) -> Cooldowns:

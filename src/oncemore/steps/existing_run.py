@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore.control.model import APPROVAL_NEEDED
 from oncemore.events import ConfigDrifted
+from oncemore.governance.gate import find_open_review
 from oncemore.limits import budget_step, cooldown_step
 from oncemore.log.record import RecordChange
 from oncemore.policy.closing import OUTCOME_UNKNOWN, close_run
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from oncemore.steps.ops import Script
     from oncemore.steps.plan import StepPlan
 
+#: How much later than its latest start an attempt may begin, in seconds: timers end a little late.
+START_TOLERANCE_S = 1.0
 #: How often a call looks at a workflow that waits for a signal, in seconds.
 SIGNAL_POLL_S = 0.1
 
@@ -122,7 +125,7 @@ def _on_waiting(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: float
         change = transitions.build_closing(plan, head, closing, refusals.CANCELLED)
         yield from cooldown_step.append_to_run(plan, head, change)
         return None
-    if transitions.is_too_late(run, now):
+    if is_too_late(run, now):
         closing, error = close_run(run, "deadline_passed", now), refusals.out_of_time(run, now)
         yield from cooldown_step.append_to_run(
             plan, head, transitions.build_closing(plan, head, closing, error)
@@ -141,6 +144,12 @@ def _on_waiting(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: float
     # A signal can end the wait of a workflow before its time.
     yield SleepSeconds(min(wait, SIGNAL_POLL_S) if run.reason.startswith(WAITING_FOR) else wait)
     return None
+
+
+def is_too_late(run: RunRecord, now: float) -> bool:
+    """Return whether an attempt that begins now is expected to end after the run's deadline (TIME-5)."""
+    tolerance = min(START_TOLERANCE_S, 0.1 * run.expected_duration_s)
+    return bool(run.deadline) and now >= run.deadline - run.expected_duration_s + tolerance
 
 
 def _pay_for_retry(plan: StepPlan, head: LoadedHead, now: float) -> Script:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncemore._values import make
+from oncemore.governance import gate
 from oncemore.limits import breaker_step, cooldown_step, queue_step
 from oncemore.log.entry_codec import is_plain_result
 from oncemore.log.store import JoinedWriteFailed
@@ -77,12 +78,13 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
             continue
         if type(ready) is EndCall:
             return (yield from _end_without_attempt(plan, ready))
-        # Operators: a switch or a missing approval stops the attempt.
+        # Operators and governance: a switch, a dataset or a missing approval stops the attempt.
         approved, names = transitions.approval_entity(plan, ready), transitions.step_names(plan, ready.record)
-        request = (names, call.tenant, approved, plan.obeys_switches, plan.pipeline)
+        gated = gate.list_gated_datasets(call, ready.record)
+        request = (names, call.tenant, approved, plan.obeys_switches, plan.pipeline, gated or ())
         permission = yield make(AskPermission, request)
         refusal: Any = None
-        if permission.stop or approved:
+        if permission.stop or approved or gated is not None:
             refusal = yield from admission.check_permission(plan, call, ready, permission, now)
         # The worker that makes the attempt, and the limits that may defer it.
         if refusal is None:

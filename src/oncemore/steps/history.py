@@ -13,6 +13,8 @@ from oncemore._values import Value
 from oncemore.control.model import Approval, SwitchBoard
 from oncemore.errors import IllegalTransition, StoreError
 from oncemore.governance.checkpoint_record import CheckpointRecord
+from oncemore.governance.dataset_model import DatasetRecord, EscalationRecord
+from oncemore.governance.role_model import RoleRecord
 from oncemore.limits.cooldown_rules import ResourceRecord
 from oncemore.limits.queue_rules import QueueSlot
 from oncemore.log.entry_codec import decode_header, read_body
@@ -61,6 +63,9 @@ KINDS: dict[str, Any] = {
     "schedule": ScheduleRecord,
     "queue": QueueSlot,
     "ledger": CheckpointRecord,
+    "dataset": DatasetRecord,
+    "escalation": EscalationRecord,
+    "roles": RoleRecord,
 }
 #: The name of a mark in an export (WAL-4).
 RECORDS = {

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from oncemore._values import make
 from oncemore.control.model import LOG_MOVED
 from oncemore.control.moved_log import append_decision, refuse_if_moved
+from oncemore.governance.gate import check_not_blocked, find_open_review
 from oncemore.limits import cooldown_step
 from oncemore.log.record import RecordChange
 from oncemore.policy.closing import OUTCOME_UNKNOWN, close_run
@@ -29,6 +30,8 @@ from oncemore.steps.ops import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from oncemore.log.record import LoadedHead
     from oncemore.steps.call import PreparedCall
     from oncemore.steps.ops import ReconcileAnswer, Script
@@ -43,6 +46,11 @@ def reopen_run(plan: StepPlan, call: PreparedCall, reason: str, actor: str) -> S
         now = yield NOW
         run = head.record
         error = transitions.check_same_arguments(plan, call, run) or refusals.cannot_reopen(plan, call, run)
+        guards: Mapping[str, int] = {}
+        if error is None:
+            error, guards = yield from check_not_blocked(run)
+        if error is None and (review := (yield from find_open_review(run))):
+            error = refusals.review_missing(plan, head, review)
         if error is not None:
             return EndCall(None, error)
         terms = yield make(ReserveWorker, (plan.policy_name, plan.policy, plan.policy_source, None))
@@ -52,7 +60,7 @@ def reopen_run(plan: StepPlan, call: PreparedCall, reason: str, actor: str) -> S
         change = RecordChange(("PENDING",), run, after, body)
         # The resource is released in the same write, or the new run would be skipped at once.
         also = yield from cooldown_step.release_writes(plan, body)
-        saved = yield from append_decision(plan.name, AppendChange(head, change, also=also))
+        saved = yield from append_decision(plan.name, AppendChange(head, change, also=also, guards=guards))
         if saved is not None:
             refused = saved if type(saved) is EndCall else EndCall(None, None)
     return refused

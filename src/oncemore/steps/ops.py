@@ -2,7 +2,7 @@
 
 LoadHead(entity, kind)      read the head of an entity                     → LoadedHead
 ReserveWorker(policy…)      reserve this process's worker for an attempt   → AttemptTerms
-AskPermission(steps, …)     read switches and approvals                    → Permission
+AskPermission(steps, …)     read switches, approvals and datasets          → Permission
 PrepareSubmission(policy…)  terms of a run that a worker will make         → AttemptTerms without a worker
 LoadPolicy(name)            the policy that a run began with               → Policy, or None: not in the log
 LoadBreaker(entity)         the breaker's head; it may be cached           → LoadedHead
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from oncemore.artifacts.artifact import Artifact
     from oncemore.control.model import Approval
     from oncemore.events import ProcessEvent
+    from oncemore.governance.dataset_model import DatasetRecord
     from oncemore.log.record import ArtifactRecord, EventRecord, RecordChange
     from oncemore.log.store import StoreTransaction
     from oncemore.policy.policy import Policy
@@ -121,7 +122,7 @@ class AskPermission(NamedTuple):
 
     steps   the names of its step
     entity  the entity that must be approved; empty if the attempt needs no approval
-    begins  False for a submission: a switch does not stop it, a log that has moved does
+    begins  False for a submission: a switch does not stop it, a log that has moved does; datasets: their ids
     """
 
     steps: tuple[str, ...]
@@ -129,6 +130,7 @@ class AskPermission(NamedTuple):
     entity: str = ""
     begins: bool = True
     pipeline: str = ""
+    datasets: tuple[str, ...] = ()
 
 
 class Permission(NamedTuple):
@@ -139,7 +141,7 @@ class Permission(NamedTuple):
     name      the switch that is on, or the address that the log has moved to
     details   actor, reason and time of the switch
     approval  the approval of its key, if there is one
-    error     the error of reading switches and approvals
+    error     the error of reading them; datasets: those of the attempt, None for one that is not registered
     """
 
     guards: Mapping[str, int]
@@ -148,6 +150,7 @@ class Permission(NamedTuple):
     details: Mapping[str, Any] = {}
     approval: Approval | None = None
     error: Exception | None = None
+    datasets: tuple[DatasetRecord | None, ...] = ()
 
 
 class LoadBreaker(NamedTuple):

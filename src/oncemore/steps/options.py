@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from oncemore.artifacts.artifact import check_name
 from oncemore.config import POLICY_REQUIRED
 from oncemore.errors import UsageError
+from oncemore.governance.dataset_model import check_masking
 from oncemore.limits.cooldown_rules import Cooldown, resource_of, schedule_for
 from oncemore.limits.cooldown_step import CooldownCall
 from oncemore.limits.declarations import resolve_breaker, resolve_rate
@@ -23,10 +24,10 @@ from oncemore.policy.canonical_json import normalize_name
 from oncemore.policy.model import EFFECTS, Failure
 from oncemore.policy.policy import Policy, StepSettings
 from oncemore.retries.limit_options import policy_rate, resolve_budget
-from oncemore.retries.options import CHANGED, check_hook, function_colour, make_covers, resolve_policy
+from oncemore.retries.options import CHANGED, check_hook, make_covers, resolve_policy
 from oncemore.steps.arguments import RecordedArguments
-from oncemore.steps.engine import log
 from oncemore.steps.keys import KeyRule, cfg_hash, evaluate_option, parse_duration
+from oncemore.steps.once_options import check_reconcile, make_not_applied
 from oncemore.steps.plan import StepBreaker, StepBudget, StepRate
 from oncemore.steps.signature import check_function, hints_of, module_of
 
@@ -50,7 +51,7 @@ OPTION_DEFAULTS: dict[str, Any] = {
     "if_running": "wait", "not_applied": (), "reconcile": None, "provider": None, "breaker": None,
     "rate": None, "budget": None, "dataset": None, "priority": None, "retain_for": None, "artifact": None,
     "cooldown": None, "requires_approval": False, "pipeline": None, "queue": None,
-    "concurrency": None,
+    "concurrency": None, "operation": None, "masking": None,
 }  # fmt: skip
 
 
@@ -59,7 +60,7 @@ class StepOptions:
 
     keys       computes the keys of calls
     arguments  reads the arguments of recorded calls
-    dataset, provider   the option as given: a name, a function of the arguments, or None
+    dataset, provider, masking   the option as given: a value, a function of the arguments, or None
     schedules  the schedules that `oncemore.schedule` has added
     """
 
@@ -94,11 +95,21 @@ class StepOptions:
         self.artifact = "" if options["artifact"] is None else check_name(options["artifact"])
         retain_for = options["retain_for"]
         self.retain_s = 0.0 if retain_for is None else parse_duration("retain_for", retain_for)
-        self.not_applied = _make_not_applied(options["not_applied"], self.effect)
-        self.reconcile = _check_reconcile(options["reconcile"], self.effect, self.colour)
+        self.not_applied = make_not_applied(options["not_applied"], self.effect)
+        self.reconcile = check_reconcile(options["reconcile"], self.effect, self.colour)
         self._version, self._config = _check_text("version", options["version"]), options["config"]
         self.fixed_cfg_hash = "" if callable(self._config) else cfg_hash(self._version, self._config)
         self.dataset, self.provider = options["dataset"], options["provider"]
+        self.operation = normalize_name(_check_text("operation", options["operation"] or self.name))
+        self.masking = options["masking"]
+        if self.masking is not None and not callable(self.masking):
+            check_masking(self.masking)
+        self._fixed_gate_terms: tuple[str, int] | None = None
+        if not callable(self.dataset) and not callable(self.masking):
+            # The same for every call; computed once, because every call asks for them.
+            self._fixed_gate_terms = self.gate_terms_of((), {})
+        #: Whether calls have a dataset or a masking level, which the gate compares.
+        self.is_gated = self.dataset is not None or self.masking is not None
         self._resolve_limits(settings, options)
         self.uses_clock = self.keys.uses_clock or self.policy.total_timeout_s is not None
 
@@ -143,6 +154,13 @@ class StepOptions:
     def dataset_of(self, args: Args, kwargs: Kwargs) -> str:
         """Return the dataset of a call."""
         return _evaluate_name(self.dataset, args, kwargs)
+
+    def gate_terms_of(self, args: Args, kwargs: Kwargs) -> tuple[str, int]:
+        """Return the dataset of a call, and the level at which it masks the data."""
+        if self._fixed_gate_terms is not None:
+            return self._fixed_gate_terms
+        level = 0 if self.masking is None else check_masking(evaluate_option(self.masking, args, kwargs))
+        return self.dataset_of(args, kwargs), level
 
     def provider_of(self, args: Args, kwargs: Kwargs) -> str:
         """Return the provider of a call."""
@@ -353,45 +371,6 @@ def _check_isolate(value: Any, colour: str, effect: str) -> bool:
             "isolate='process' does not go with effect='transactional': the transaction would be the child's"
         )
     return True
-
-
-def _make_not_applied(declared: Any, effect: str) -> Callable[[Exception], bool]:
-    """Return the function that decides whether an error shows that the effect did not happen."""
-    if declared and effect != "once":
-        raise UsageError(f"not_applied is for effect='once'; {effect} work may be repeated anyway")
-    if declared == "not-sent":
-        from oncemore.classifiers.classify import classify
-
-        return lambda error: classify(error, 0.0).sent == "no"
-    kinds = declared if isinstance(declared, tuple | list) else (declared,)
-    if all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
-        types = tuple(kinds)
-        return lambda error: isinstance(error, types)
-    # A class is callable too: taken for a predicate, KeyboardInterrupt would say yes to everything.
-    if callable(declared) and not isinstance(declared, type) and function_colour(declared) == "plain":
-        return lambda error: _call_predicate(declared, error)
-    raise UsageError(f"not_applied is {declared!r}; it takes exception types, a predicate or 'not-sent'")
-
-
-def _call_predicate(predicate: Callable[[Exception], object], error: Exception) -> bool:
-    """Return the answer of a predicate; a predicate that raises counts as "may have happened"."""
-    try:
-        return bool(predicate(error))
-    except Exception as fault:  # noqa: BLE001 - a user's mistake must not look like the work's outcome
-        log.warning("oncemore: the not_applied function failed: %s", type(fault).__name__)
-        return False
-
-
-def _check_reconcile(ask: Any, effect: str, colour: str) -> Any:
-    if ask is None:
-        return None
-    if effect != "once":
-        raise UsageError(f"reconcile is for effect='once'; {effect} work may be repeated anyway")
-    if not callable(ask):
-        raise UsageError(f"reconcile is {ask!r}; it takes a function")
-    if function_colour(ask) == "coroutine" and colour != "coroutine":
-        raise UsageError("reconcile is an async function, and the step is not")
-    return ask
 
 
 def _check_text(option: str, value: Any) -> str:

@@ -135,7 +135,8 @@ def ask_permission(call: PreparedCall, op: AskPermission) -> Permission:
     permissions = call.engine.permissions
     # The common case, without a call: all switches are off, and the claim's guard detects a change.
     cached = permissions.cached
-    if cached is not None and not op.entity and (permissions.external is None or not op.begins):
+    is_plain = not (op.entity or op.datasets)
+    if cached is not None and is_plain and (permissions.external is None or not op.begins):
         return cached
     return permissions.ask_permission(call.engine, op)
 
@@ -238,6 +239,8 @@ def encode_change(call: PreparedCall, op: AppendChange) -> tuple[Batch, LoadedHe
     entity, version, prev, _, _ = head
     engine = call.engine
     now, cipher = call.store.now() + clocks.current.offset, engine.cipher
+    if "ESCALATION" in change.marks:
+        change, also = append.join_escalation(call, head, change, also)
     if engine.notifier is not None:
         change, notifications = engine.notifier.add_notifications(engine, entity, version, change, now)
         events = (*events, *notifications)

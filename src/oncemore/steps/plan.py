@@ -119,6 +119,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     requires_approval  whether every attempt needs an approval
     obeys_switches     whether switches stop the step; False for the steps that turn switches
     pipeline           the pipeline of the step; empty if there is none
+    operation          the operation that the step does to its dataset
     breaker, rate, budget   the limits of its provider and of its retries, if there are any
     queue              the queue of the step, if there is one
     cooldown           the resource of this call and its cooldown, if there is one
@@ -155,6 +156,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     not_applied: Callable[[Exception], bool] = _is_never
     obeys_switches: bool = True
     on_version_change: str | None = None
+    operation: str = ""
     pipeline: str = ""
     policy_name: str = ""
     policy_source: str = ""
@@ -222,6 +224,7 @@ def build_plan(options: StepOptions, engine: Engine) -> StepPlan:
         on_version_change=options.on_version_change,
         requires_approval=options.requires_approval,
         pipeline=options.pipeline,
+        operation=options.operation,
         breaker=options.fixed_breaker,
         budget=options.retry_budget,
         queue=options.queue,

@@ -255,6 +255,14 @@ def run_held(plan: StepPlan, head: LoadedHead, error: Exception | None = None) -
     return held
 
 
+def review_missing(plan: StepPlan, head: LoadedHead, escalation: str) -> Exception:
+    """Return the error for a failed run of sensitive data that no person has reviewed yet (GOV-11)."""
+    return Quarantined(
+        f"{_describe_key(plan, head.entity)} failed on sensitive data (dataset {head.record.dataset}), and "
+        f"is not run again before a person has decided: oncemore escalations ack {escalation} --reason …"
+    )
+
+
 def _describe_record(record: dict[str, Any]) -> str:
     """Return type and message of an error record; empty if the record has neither."""
     return f"{record.get('type', '')}: {record.get('message', '')}".strip(": ")

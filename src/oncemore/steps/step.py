@@ -132,6 +132,8 @@ class StepCalls(Generic[P, R]):
         call.engine, call.store, call.make_terms = engine, store, self._make_terms
         call.args, call.kwargs, call.counted, call.inputs, call.tenant = args, kwargs, counted, inputs, tenant
         call.cfg_hash = options.fixed_cfg_hash or options.config_hash()
+        if options.is_gated:
+            call.dataset, call.masking = options.gate_terms_of(args, kwargs)
         call.outer_start = find_outer_start(options.name, call.entity)
         if now:
             call.deadline, call.give_up = compute_deadlines(
@@ -211,7 +213,7 @@ class StepCalls(Generic[P, R]):
             seed=_choose_seed(options.policy, call.entity),
             tenant=call.tenant,
             correlation_id=context.correlation_id or run_id,
-            dataset="" if options.dataset is None else options.dataset_of(call.args, call.kwargs),
+            dataset=call.dataset,
             priority=options.priority,
             retain_s=options.retain_s,
             provider="" if options.provider is None else options.provider_of(call.args, call.kwargs),
@@ -276,8 +278,7 @@ class StepCalls(Generic[P, R]):
     def _use_cooldown(self, call: PreparedCall) -> None:
         """Add the resource of a call and its cooldown to the plan, if the step has one."""
         if self._options.cooldown is not None and call.plan.cooldown is None:
-            cooldown = self._options.cooldown_of(call.args, call.kwargs)
-            call.plan = call.plan.copy_with(cooldown=cooldown)
+            call.plan = call.plan.copy_with(cooldown=self._options.cooldown_of(call.args, call.kwargs))
 
     def _check_original(self, call: PreparedCall) -> None:
         """Refuse effects on a restored copy; a finished run can be read from a copy."""
@@ -285,10 +286,8 @@ class StepCalls(Generic[P, R]):
             call.engine.copy_check.check_original()
 
     def _value_or_raise(self, call: PreparedCall, error: Error) -> Any:
-        """Raise the error of a call with its run; return the value of a key that was assumed to be new.
-
-        The claim of a new key fails on a full disk; a finished run can still be read.
-        """
+        """Raise the error of a call with its run; return the value of a key that was assumed to be new."""
+        # The claim of a new key fails on a full disk; a finished run can still be read.
         if not call.was_reread and isinstance(error, StoreError):
             call.was_reread = True
             end: EndCall | None = None
@@ -349,6 +348,7 @@ class StepCalls(Generic[P, R]):
             deadline=run.deadline, tenant=run.tenant, recorded=(run.run_id, opening["arguments"]),
             parent=opening.get("parent", ""),
         )  # fmt: skip
+        call.dataset, call.masking = options.gate_terms_of(args, kwargs)
         self._check_original(call)
         self._use_cooldown(call)
         return ResumedCall(call, flow.run_step(call.plan, call, head), opening.get("actor", ""))

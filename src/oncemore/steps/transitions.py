@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 FINAL_STATES = ("COMPLETE", "HARD_FAIL")
 #: Why a run is held: its artifact no longer has the recorded bytes.
 CHECKSUM_MISMATCH = "checksum_mismatch"
-#: How much later than its latest start an attempt may begin, in seconds: timers end a little late.
-START_TOLERANCE_S = 1.0
 NO_REMARKS: Mapping[str, Any] = MappingProxyType({})
 
 _COMMIT_MARKS: tuple[Any, ...] = ("COMMIT", "COMPLETE")
@@ -172,6 +170,8 @@ def new_run(
         "retain_s": terms.retain_s,
         "provider": terms.provider,
         "traceparent": terms.traceparent,
+        # A new run may not mask less than the runs before it (GOV-4).
+        "masking": last.masking,
     }
     values: list[Any] = list(_NO_RUN)
     for name in fields:
@@ -219,6 +219,8 @@ def build_claim(
     after = begin_attempt(run, plan.effect, terms.worker, now)
     if terms.traceparent not in ("", run.traceparent, run.last_traceparent):
         after = after._replace(last_traceparent=terms.traceparent)
+    if call.masking > run.masking:
+        after = after._replace(masking=call.masking)
     return make(RecordChange, ((*opening, "RUNNING", "INTENT"), record, after, body))
 
 
@@ -247,12 +249,6 @@ def attempt_limit(plan: StepPlan, run: RunRecord, now: float) -> tuple[float | N
     if left is None or (limit is not None and limit <= left):
         return limit, False
     return left, True
-
-
-def is_too_late(run: RunRecord, now: float) -> bool:
-    """Return whether an attempt that begins now is expected to end after the run's deadline (TIME-5)."""
-    tolerance = min(START_TOLERANCE_S, 0.1 * run.expected_duration_s)
-    return bool(run.deadline) and now >= run.deadline - run.expected_duration_s + tolerance
 
 
 # Ending an attempt ----------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from oncemore.log.sqlite.queries import HEAD_LIST, SELECT_HEAD, fetch_rows, row_
 from oncemore.log.store import Conflict, JoinedWriteFailed, Stored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
     from types import TracebackType
 
@@ -241,6 +241,11 @@ def _store_batch(cursor: apsw.Cursor, batch: Batch) -> Stored | Conflict:
     """Store a batch, or return the conflict that prevents it."""
     if len(batch.writes) == 1 and len(batch.guards) < 2:
         return store_single_write(cursor, batch, _IN_TRANSACTION)
+    if len(batch.writes) == 1:
+        # An attempt on a dataset: the statement that writes compares the last guard, this the ones before.
+        *others, last = batch.guards.items()
+        conflict = _compare_versions(cursor, others)
+        return conflict or store_single_write(cursor, batch._replace(guards=dict((last,))), _IN_TRANSACTION)
     conflict = _find_conflict(cursor, batch)
     if conflict is not None:
         return conflict
@@ -262,7 +267,11 @@ def store_single_write(cursor: apsw.Cursor, batch: Batch, sql: WriteStatements) 
 def _find_conflict(cursor: apsw.Cursor, batch: Batch) -> Conflict | None:
     """Return a conflict if an entity or guard of a batch does not have the expected version."""
     expected = {**batch.guards, **{write.entity: write.expect for write in batch.writes}}
-    for entity, version in expected.items():
+    return _compare_versions(cursor, expected.items())
+
+
+def _compare_versions(cursor: apsw.Cursor, expected: Iterable[tuple[str, int]]) -> Conflict | None:
+    for entity, version in expected:
         rows = fetch_rows(cursor, "SELECT version FROM head WHERE entity=?", (entity,))
         if (rows[0][0] if rows else 0) != version:
             return _build_conflict(cursor, entity)
