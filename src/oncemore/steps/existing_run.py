@@ -94,6 +94,9 @@ def _on_hard_fail(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: flo
     body = {} if run.pruned_at else (yield from read_entry_body(head, run.failure_version))
     failed_at = find_failure_time(run, body)
     if begins_new_run(plan, call, run, failed_at):
+        review = yield from find_open_review(run)
+        if review:
+            return EndCall(None, refusals.review_missing(plan, head, review))
         return transitions.allow_new_run(plan, call, head, now)
     if call.took_part:
         return EndCall(None, refusals.run_failed(plan, head, None, body.get("error")))
