@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 NAMES = ("lead", "duty", "auditor", "second", "service")
 USERS = {name: ProcessUser(name, 2000 + at) for at, name in enumerate(NAMES)}
-    name: ProcessUser(name, 2000 + at) for at, name in enumerate(("lead", "duty", "auditor", "second", "service"))
-}
 
 
 @pytest.fixture
