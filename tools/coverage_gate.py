@@ -30,7 +30,7 @@ NOT_MEASURED = (
     "limits/declarations.py", "log/group_commit.py", "log/memory.py", "log/read_only.py", "log/store.py",
     "log/waiters.py", "maintenance/sandbox.py", "maintenance/sandbox_process.py",
     "log/open_store.py", "steps/db_adapters.py", "steps/decorator.py", "steps/nodes.py",
-    "steps/options.py", "steps/signature.py",
+    "steps/once_options.py", "steps/options.py", "steps/signature.py",
     "steps/step.py", "steps/step_map.py", "steps/step_types.py",
     "workers/executor_adapters.py", "workers/remote.py", "workers/find_steps.py",
 )  # fmt: skip

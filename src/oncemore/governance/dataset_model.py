@@ -233,6 +233,7 @@ def _judge_dataset(dataset: str, record: DatasetRecord | None, request: GateRequ
     if code:
         return code, text
     status = effective_status(record)
+    # A restricted dataset without a list permits nothing; an open one without a list permits everything.
     is_limited = status == RESTRICTED or record.operations
     if is_limited and request.operation not in record.operations:
         permitted = ", ".join(record.operations) or "no operation"

@@ -116,6 +116,7 @@ def add_escalation_write(
     run = change.after
     if type(run) is not RunRecord or run.held_for == APPROVAL_NEEDED or not (run.dataset or governed):
         return change, ()
+    # Read again here: the label that the reviewer sees is the one at the time of the entry.
     dataset = _load_gated_dataset(engine, run, change.body)
     record = _describe_escalation(engine, entity, version + 1, change, dataset)
     name = escalation_entity(run.run_id, version + 1)

@@ -48,6 +48,7 @@ class ProcessUser(Value):
 
 def find_role(record: RoleRecord, user: ProcessUser) -> str:
     """Return the highest role of a user; empty if the user has none."""
+    # By name or by number: a container may run under a user id without a name.
     names = {user.name, f"uid:{user.uid}"}
     held = [role for role in ROLES if names & set(record.members.get(role, ()))]
     return held[-1] if held else ""
@@ -60,6 +61,7 @@ def is_permitted(role: str, needed: str) -> bool:
 
 def add_member(members: Mapping[str, list[str]], user: str, role: str) -> dict[str, list[str]]:
     """Return the members with a user in one role, and in no other."""
+    # A user has one role: otherwise a lower one would stay after the higher one was taken.
     after = remove_member(members, user)
     after[role] = sorted({*after.get(role, ()), user})
     return after

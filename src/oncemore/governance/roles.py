@@ -111,6 +111,7 @@ def check_not_requester(engine: Engine, requester: str | None) -> None:
     """
     if load_roles(engine) is None:
         return
+    # Approved in advance, a call would be approved by the process that is about to make it.
     if requester is None:
         raise NotPermitted(
             "this store has roles: a call is approved after it was made and waits (oncemore approve --list)",
@@ -169,6 +170,7 @@ class Roles:
             head = load_head(engine.store, ROLES_ENTITY, engine.cipher, RoleRecord)
             before: RoleRecord | None = head.record
             members = update({} if before is None else before.members)
+            # Without a reviewer, the roles of the store could never be changed again.
             if not members.get(REVIEWER):
                 raise UsageError("a store with roles needs a reviewer; assign one first")
             if sum(len(names) for names in members.values()) > MAX_MEMBERS:
