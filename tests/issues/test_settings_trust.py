@@ -154,8 +154,9 @@ def test_without_a_setting_that_protects_something_no_work_starts(
         step()
     with oncemore.open("memory:"):
         assert step() == 1
-    monkeypatch.setenv(config.NAMES[name], "memory:")
-    assert getattr(load_settings(), name) == "memory:"
+    given: str | int = 2 if name == "policy_threshold" else "memory:"
+    monkeypatch.setenv(config.NAMES[name], str(given))
+    assert getattr(load_settings(), name) == given
 
 
 def test_a_planted_file_that_is_not_toml_stops_nothing(

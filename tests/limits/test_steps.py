@@ -225,7 +225,8 @@ def test_nothing_is_written_for_a_breaker_while_nothing_fails(engine: oncemore.E
         assert run(n).status == "COMPLETE"
     assert circuit(engine) is None
     kinds = {decode_header(entry.header).entity.partition("/")[0] for entry in engine.store.read_entries()}
-    assert kinds == {"run", "worker", "policy"}
+    # A governed policy is recorded, and so is the version that the store has accepted.
+    assert kinds == {"run", "worker", "policy", "accepted"}
 
 
 def test_an_unknown_outcome_counts_and_a_good_answer_does_not(

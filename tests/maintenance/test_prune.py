@@ -247,7 +247,17 @@ def test_a_failed_run_that_needs_a_person_is_kept(engine: oncemore.Engine, clock
     assert engine.prune(older_than=3600).kept_runs == {"quarantined": 1}
 
 
-def test_a_failed_run_is_pruned_and_not_tried_again(engine: oncemore.Engine, clock: FakeClock) -> None:
+def test_a_failed_run_is_pruned_and_not_tried_again(
+    engine: oncemore.Engine, clock: FakeClock, tmp_path: Path
+) -> None:
+    policy = tmp_path / "mine.yaml"
+    policy.write_text('version: "1"\nprofile: mine\nafter_failure: raise\nretry_policy:\n  max_attempts: 1\n')
+
+    @oncemore.step(effect="pure", name="house.fail", policy=str(policy))
+    def fail(name: str) -> str:
+        ran.append(name)
+        raise oncemore.PermanentError(f"{name} will not do")
+
     fail.run("x")
     clock.advance(DAY)
     assert engine.prune(older_than=3600).runs == 1

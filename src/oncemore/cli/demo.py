@@ -18,6 +18,8 @@ oncemore demo --keep --seed 7
 oncemore demo kfm-loop
 oncemore demo kfm-loop --list
 oncemore demo kfm-loop --scenario deadline-catchup
+oncemore demo kfm-rules
+oncemore demo kfm-rules --real-time
 oncemore demo nova-cat
 oncemore demo retry --fast
 oncemore demo lit
@@ -30,6 +32,7 @@ DEMO_OPTIONS = {
     "pipeline": {"fast", "seed", "keep", "plain", "careless"},
     "retry": {"fast"},
     "kfm-loop": {"plain", "scenario", "list"},
+    "kfm-rules": {"keep", "plain", "real_time"},
     "lit": {"plain"},
     "nova-cat": {"plain"},
     "exoarmur": {"seed", "keep", "plain", "careless"},
@@ -44,6 +47,7 @@ DEMO_OPTIONS = {
 @flag_option("--plain", "Print plain lines, as into a file.")
 @value_option("--scenario", "NAME", "Run only this scenario.", shell_complete=params.complete_scenarios)
 @flag_option("--list", "List the scenarios and run none.")
+@flag_option("--real-time real_time", "Wait for real: ten minutes instead of seconds.")
 @flag_option("--careless", "Run without keys and transactions, to compare.")
 def demo(story: str, **options: str | bool | None) -> int:
     """Run a demonstration with real servers on this machine.
@@ -53,6 +57,9 @@ def demo(story: str, **options: str | bool | None) -> int:
     duplicated or lost.
 
     kfm-loop: the reference scenarios of the KFM loop, each replayed from its log.
+
+    kfm-rules: a STAC catalogue that throttles, fails and delivers bad data, under the KFM retry rules, and
+    the ledgers of it. The server's own log checks the result. Exit code 1 if a scene did not hold.
 
     nova-cat: downloads from an archive that throttles and sends broken files, with cooldowns and a release.
 
@@ -111,6 +118,15 @@ def _run_kfm_loop(options: dict[str, str | bool | None]) -> int:
     )
 
 
+def _run_kfm_rules(options: dict[str, str | bool | None]) -> int:
+    from oncemore.demo.kfm_rules.kfm_rules_demo import main
+
+    return main(
+        sys.stdout, plain=bool(options["plain"]), keep=bool(options["keep"]),
+        real_time=bool(options["real_time"]),
+    )  # fmt: skip
+
+
 def _run_lit(options: dict[str, str | bool | None]) -> int:
     from oncemore.demo.lit_demo import main
 
@@ -137,6 +153,7 @@ _DEMO_RUNNERS = {
     "pipeline": _run_pipeline,
     "retry": _run_retry,
     "kfm-loop": _run_kfm_loop,
+    "kfm-rules": _run_kfm_rules,
     "lit": _run_lit,
     "nova-cat": _run_nova_cat,
     "exoarmur": _run_exoarmur,

@@ -91,7 +91,7 @@ def _on_complete(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: floa
 def _on_hard_fail(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: float) -> Script:
     """Raise the stored failure again, or begin a new run where the policy or a new version says so."""
     run = head.record
-    body = yield from read_entry_body(head, run.failure_version)
+    body = {} if run.pruned_at else (yield from read_entry_body(head, run.failure_version))
     failed_at = find_failure_time(run, body)
     if begins_new_run(plan, call, run, failed_at):
         review = yield from find_open_review(run)

@@ -260,13 +260,15 @@ def verify_chain(
     """
     heads = {} if heads is None else heads
     get_known = heads.get
-    for seq, entity, number, before, own, header, _, digest in entries:
+    for seq, entity, number, before, own, header, body, digest in entries:
         version, prev, state = get_known(entity, _NOTHING)
         if number != version + 1:
             raise StoreError(f"entry {seq} ({entity}) is out of order: a part of the log is missing")
         try:
-            # `digest` is of the body as it was read. Pruning deletes the body and keeps the digest, so that
-            # the chain can still be verified. The hash of `hash_entry`, without the call.
+            # Pruning deletes the body and keeps its digest, so that the chain can still be verified. The hash
+            # is that of `hash_entry`, without the call.
+            if body is not None:
+                digest = sha256(body).digest()
             fits = before == prev and own == sha256(prev + header + digest).digest()
         except TypeError:  # a column holds text instead of bytes, or nothing
             fits = False

@@ -101,6 +101,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     not_applied        whether an error shows that a `once` effect did not happen
     covers             whether an error may be retried (`on=`), where the policy's classes do not decide
     until              whether a value is the result, if the step has such a function; else the attempt failed
+    repeats_rejected   whether a new call begins work that an operator has rejected
     repeats_once       whether a `once` step is retried after an error that shows that nothing happened
     after_failure      "raise", or "new_run": a new call of failed work begins a new run
     quarantines        whether a failure that is not retried waits for an operator (CLASS-3)
@@ -165,6 +166,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     recall_arguments: Callable[[dict[str, Any], tuple[Any, ...], dict[str, Any]], Arguments] | None = None
     reconcile: Callable[..., Any] | None = None
     repeats_once: bool = True
+    repeats_rejected: bool = False
     requires_approval: bool = False
     stores_plain: bool = False
     until: Callable[[Any], object] | None = None

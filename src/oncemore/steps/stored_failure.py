@@ -41,8 +41,9 @@ def begins_new_run(plan: StepPlan, call: PreparedCall, run: RunRecord, failed_at
     """Return whether a call of failed work begins a new run; False: it raises the stored failure."""
     if "once" in (run.effect, plan.effect) or call.took_part:
         return False
-    # A person has decided; only a person begins it again.
-    if run.cancelled_at or run.reason == "rejected":
+    # A person has decided; only a person begins it again, by a rerun or by the release of its resource.
+    was_rejected = run.reason == "rejected" and plan.cooldown is None and not plan.repeats_rejected
+    if run.cancelled_at or was_rejected:
         return False
     if run.cfg_hash != call.cfg_hash:
         return True

@@ -29,6 +29,7 @@ POLICY = """\
 version: "1"
 profile: demo
 description: the waits of `oncemore demo`
+after_failure: raise  # a refused charge stays refused when the program runs again
 retry_policy:
   max_attempts: 8
   schedule: exponential

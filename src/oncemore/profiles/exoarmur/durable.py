@@ -115,6 +115,8 @@ def _make_plan(engine: Engine, prepared: PreparedOperation, if_running: str) -> 
         # The document's policies wait between attempts within the call; only longer waits are deferred.
         inline_wait_s=max(policy.max_delay_s, engine.inline_wait_s),
         after_failure="new_run",
+        # The caller's new call is a new operation, also after an operator has ended the last one.
+        repeats_rejected=True,
         on_version_change="new",  # a cleared run has another cfg_hash, so the next call is a new run
         covers=prepared.plan.covers,
         requires_approval=prepared.needs_approval,

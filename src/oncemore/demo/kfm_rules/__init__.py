@@ -1,0 +1,1 @@
+"""The demo `oncemore demo kfm-rules`: a STAC catalogue is polled under the KFM retry rules."""
