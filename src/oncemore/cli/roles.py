@@ -30,7 +30,9 @@ COMMANDS = {"list": "roles:list_", "assign": "roles:assign", "remove": "roles:re
 
 @click.group("roles", cls=LazyGroup, modules=COMMANDS, examples=EXAMPLES, default_command="list")
 def roles() -> None:
-    """List and assign the roles of users: viewer, operator, reviewer.
+    """List and assign the roles of users.
+
+    The roles are viewer, operator and reviewer.
 
     Once a store has roles, a decision is made by the user that the command runs as, and --by is only a
     remark. Sensitive data and approvals need a reviewer. The default command is `list`.
