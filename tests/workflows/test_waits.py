@@ -163,7 +163,8 @@ def test_a_signal_is_taken_before_the_wait_while_parked_and_once(
     work(any_engine, approval)
     assert approval(2) == 1
     assert done.count(("shipped", 2, 1)) == 1
-    with pytest.raises(oncemore.UsageError, match="has ended as COMPLETE"):
+    assert parked.signal("approved", 2, signal_id="click-7") is False, "delivered again after the end"
+    with pytest.raises(oncemore.UsageError, match=r"approval: key .* has ended as COMPLETE"):
         parked.signal("approved")
     verify_chain(any_engine.store.read_entries())
 
@@ -357,7 +358,7 @@ def test_a_value_is_published_once_per_place_and_the_last_one_wins(
         return "done"
 
     run = progress.submit()
-    assert run.get_value("stage", "nothing yet") == "nothing yet"
+    assert run.get_value("stage", default="nothing yet") == "nothing yet"
     work(any_engine, progress)
     assert run.get_value("stage") == "began"
     clock.advance(3601)
@@ -369,7 +370,7 @@ def test_a_value_is_published_once_per_place_and_the_last_one_wins(
     assert [line for line in texts if "  published" in line] == [
         "  published 'stage': 'began'", "  published 'stage': 'slept'"
     ]  # fmt: skip
-    assert run.get_value("never", "ended without it", timeout=None) == "ended without it"
+    assert run.get_value("never", default="ended without it", timeout=None) == "ended without it"
 
 
 def test_a_step_publishes_values_too_and_a_reader_waits_for_them(engine: oncemore.Engine) -> None:
@@ -384,7 +385,7 @@ def test_a_step_publishes_values_too_and_a_reader_waits_for_them(engine: oncemor
     run = upload.submit("x")
     with oncemore.Worker(engine, [upload]):
         threading.Timer(0.1, go.set).start()
-        assert run.get_value("percent", timeout=20) == 50
+        assert run.get_value("percent", timeout=timedelta(seconds=20)) == 50
         assert run.wait(20).value == "x"
 
 

@@ -86,7 +86,7 @@ def handle_checkout(request: Request) -> JSONResponse:
 
 def handle_payment(request: Request) -> JSONResponse:
     run = check_out.last_run(request.path_params["payment_id"])
-    run.signal("payment_status", request.path_params["status"])
+    run.signal("payment_status", request.path_params["status"], signal_id="payment")
     return JSONResponse({"order": run.get_value("order", timeout=60)})
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from oncemore.artifacts.artifact import Artifact
+    from oncemore.retries.options import Seconds
     from oncemore.steps.engine import Engine
 
 R = TypeVar("R")
@@ -179,19 +180,22 @@ class Run(Generic[R]):
         """Send a signal to this run of a workflow, for its `oncemore.wait_for(name)`; the value is stored.
 
         The signal is recorded when this returns, also while the workflow runs, waits, or has not begun. A run
-        that has ended refuses it.
+        that has ended refuses it. It blocks; in a coroutine, call it with `asyncio.to_thread`.
 
-        signal_id  a name of this one signal: sent twice, it is recorded once, and False is returned
+        signal_id  a name of this one signal: sent twice, it is recorded once, and False is returned, also
+                   after the end of the run
         """
         from oncemore.workflows.signals import send_signal
 
         return send_signal(self._engine, self._entity, self.run_id, name, value, signal_id)
 
-    def get_value(self, name: str, default: Any = None, *, timeout: float | None = 0.0) -> Any:
+    def get_value(self, name: str, *, default: Any = None, timeout: Seconds | None = 0.0) -> Any:
         """Return the last value that the run has published with `oncemore.set_value(name, …)`.
 
-        timeout  how many seconds to wait for it; None: as long as the run is open. Without a value by then,
-                 the default is returned
+        It blocks; in a coroutine, call it with `asyncio.to_thread`.
+
+        timeout  how long to wait for it (not at all unless given); None: as long as the run is open. Without
+                 a value by then, the default is returned
         """
         from oncemore.workflows.signals import read_value
 

@@ -17,6 +17,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from oncemore._redact import hide_credentials
 from oncemore.control.model import APPROVAL_NEEDED
 from oncemore.errors import (
     CoolingDown,
@@ -210,9 +211,8 @@ class Worker:
                 except Exception as error:
                     if not until_stopped:
                         raise
-                    log_warning(
-                        f"a worker could not list its due runs: {type(error).__name__}; it tries again"
-                    )
+                    cause = f"{type(error).__name__}: {hide_credentials(str(error))}"
+                    log_warning(f"a worker could not list its due runs: {cause}; it tries again")
                     time.sleep(min(self._poll_s, MAX_STOP_DELAY_S))
                     continue
                 if not started and not stays:

@@ -11,6 +11,7 @@ from oncemore.errors import Error, UsageError
 from oncemore.log.entry_codec import JOURNAL, SIGNAL
 from oncemore.log.record import RecordChange
 from oncemore.log.tagged_json import untag_value
+from oncemore.retries.options import as_seconds
 from oncemore.steps.attempt import tag_value
 from oncemore.steps.call_operations import run_decision
 from oncemore.steps.context import CONTEXT
@@ -19,6 +20,7 @@ from oncemore.workflows.journal import MAX_RECORDS, inner_reason, load_journal, 
 
 if TYPE_CHECKING:
     from oncemore.log.record import RunRecord
+    from oncemore.retries.options import Seconds
     from oncemore.steps.engine import Engine
     from oncemore.steps.ops import Script
     from oncemore.workflows.journal import Journal
@@ -53,11 +55,12 @@ def _record_signal(entity: str, run_id: str, record: dict[str, Any]) -> Script:
         head = yield LoadHead(entity)
         journal: Journal = yield LoadJournal(entity)
         now = yield NOW
+        # First of all: a webhook that is delivered again may come after the end of the run.
+        if record.get("id") in journal.signal_ids:
+            return EndCall(False, None)
         error = _check_open(subject, head.record, run_id) or _check_waits(subject, journal)
         if error is not None:
             return EndCall(None, error)
-        if record.get("id") in journal.signal_ids:
-            return EndCall(False, None)
         # Another entry came between the two reads.
         if journal.version != head.version:
             continue
@@ -80,7 +83,9 @@ def _check_open(subject: str, run: RunRecord | None, run_id: str) -> Exception |
     if run.run_id != run_id:
         return UsageError(f"{subject}: this run has ended, and the key has a newer one; signal that one")
     if run.state in ("COMPLETE", "HARD_FAIL"):
-        return UsageError(f"{subject} has ended as {run.state}; a signal reaches a run only before its end")
+        return UsageError(
+            f"{run.step}: {subject} has ended as {run.state}; a signal reaches a run only before its end"
+        )
     return None
 
 
@@ -96,13 +101,13 @@ def _check_waits(subject: str, journal: Journal) -> Exception | None:
     return None
 
 
-def read_value(engine: Engine, entity: str, name: str, default: Any, timeout: float | None) -> Any:
+def read_value(engine: Engine, entity: str, name: str, default: Any, timeout: Seconds | None) -> Any:
     """Return a published value; wait for it until the timeout, or as long as the run is open.
 
     In real time even under a test clock: another process works meanwhile.
     """
     check_name("name", name)
-    ends = None if timeout is None else time.monotonic() + timeout
+    ends = None if timeout is None else time.monotonic() + as_seconds("timeout", timeout)
     journal: Journal | None = None
     while True:
         # The position first: a change between the two reads must end the wait at once.
