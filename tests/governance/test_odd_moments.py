@@ -159,3 +159,37 @@ def test_a_dataset_blocked_while_its_file_is_loaded_stays_blocked(
     with pytest.raises(UsageError, match="status of dataset survey is blocked in the store"):
         engine.datasets.load("datasets.yaml", reason="old file", by="steward")
     assert engine.datasets.list()[0].state == "BLOCKED"
+
+
+def test_a_decision_is_refused_if_the_registry_cannot_be_read(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(engine)
+    run = fail(engine)
+    original = engine.store.load_head
+
+    def refuse(entity: str) -> Any:
+        if entity.startswith("dataset/"):
+            raise oncemore.StoreError("the disk is gone")
+        return original(entity)
+
+    engine.permissions.drop_cached()
+    monkeypatch.setattr(engine.store, "load_head", refuse)
+
+    @oncemore.step(effect="idempotent", name="publish", dataset="survey")
+    def publish(item: int) -> str:
+        return "published"
+
+    with pytest.raises(oncemore.NotPermitted, match="control_state_unknown"):
+        publish.rerun(1, reason="repaired")
+    assert publish.last_run(1).run_id == run.run_id  # type: ignore[union-attr]
+
+
+def test_a_waiting_run_without_a_recorded_user_is_approved_by_any_reviewer(engine: Engine) -> None:
+    """The run was held before the store had roles."""
+    work: Any = oncemore.step(effect="idempotent", name="delete", requires_approval=True)(lambda: 1)
+    with pytest.raises(oncemore.NotPermitted, match="waits for an approval"):
+        work()
+    engine.roles.assign(roles.read_process_user().name, "reviewer", reason="first")
+    engine.approvals.approve(work.last_run().run_id, reason="seen")
+    assert work() == 1

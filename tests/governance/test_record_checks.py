@@ -165,3 +165,12 @@ def test_the_command_prints_one_line_for_each_finding(tmp_path: Any, monkeypatch
     assert lines[0].endswith("entry 2: the bound rose from 3 to 9 without a decision")
     monkeypatch.setattr(record_checks, "MAX_FINDINGS", 1)
     assert run()[1][1:] == ["and 1 more", "1 runs, 3 entries: 2 findings"]
+
+
+def test_an_attempt_that_a_person_has_allowed_beyond_the_bound_is_not_a_finding(engine: Engine) -> None:
+    key = submitted(engine)
+    append(engine, key, ("CHECKPOINT",), {}, attempt_count=3, reason="decided")
+    claim(engine, key)
+    decision = {"decision": {"action": "rerun", "actor": "operator", "reason": "once more"}}
+    append(engine, key, ("DECISION",), decision, max_attempts=9)
+    assert rules(engine) == []

@@ -194,6 +194,7 @@ _VERDICTS: Final = {
     OUTCOME_UNKNOWN: "UNKNOWN",
     "checksum_mismatch": "QUARANTINE",
     APPROVAL_NEEDED: "QUARANTINE",
+    **dict.fromkeys(GATE_HOLDS.values(), "QUARANTINE"),
 }
 
 
