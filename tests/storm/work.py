@@ -15,11 +15,10 @@ import random
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import oncemore
-from oncemore.policy.backoff import Jitter, Schedule
-from oncemore.policy.policy import Policy
 from tests.storm import points
 from tests.storm.recorder import ask
 
@@ -32,12 +31,8 @@ if TYPE_CHECKING:
     from oncemore.steps.engine import Engine
 
 MOST_ATTEMPTS = 5
-POLICY = Policy(
-    "storm",
-    max_attempts=MOST_ATTEMPTS,
-    schedule=Schedule("exponential", base=0.002, factor=2.0),
-    jitter=Jitter("full"),
-)
+#: Its redeliveries raise the stored failure; a policy made in code would begin a new run.
+POLICY = str(Path(__file__).with_name("storm.yaml"))
 #: Where the recorder listens; told to a worker when it starts.
 RECORDER = {"address": ""}
 
