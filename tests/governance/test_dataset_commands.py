@@ -121,7 +121,6 @@ def test_all_faults_of_a_file_are_reported_and_nothing_is_changed(engine: oncemo
 # Commands ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.req("GOV-17")
 def test_every_decision_on_the_command_line_is_recorded_with_who_when_and_why(log: Path) -> None:
     Path("datasets.yaml").write_text(FILE)
     decision = ("--reason", "agreed", "--by", "steward")

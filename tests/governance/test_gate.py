@@ -143,7 +143,7 @@ def test_wrong_metadata_are_refused(engine: Engine, fields: dict[str, Any], mess
 # A label that changes during a run -------------------------------------------------------------------
 
 
-@pytest.mark.req("GOV-1", "GOV-5", "GOV-6")
+@pytest.mark.req("GOV-1")
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_a_label_changed_during_a_delay_stops_the_next_attempt(
     engine: Engine, clock: FakeClock, kind: str

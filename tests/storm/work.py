@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import oncemore
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.policy import Policy
 from tests.storm import points
 from tests.storm.recorder import ask
 
