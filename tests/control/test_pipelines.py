@@ -113,6 +113,16 @@ def test_a_step_with_an_unknown_outcome_halts_its_pipeline(engine: Engine) -> No
     assert [one.name for one in engine.switches.status()] == ["pipeline:payments"]
 
 
+def test_an_unknown_outcome_after_a_retryable_error_does_not_halt_the_pipeline(engine: Engine) -> None:
+    @oncemore.step(effect="once", name="pay", policy="kfm-rules", pipeline="payments")
+    def pay() -> None:
+        raise TimeoutError
+
+    with pytest.raises(OutcomeUnknown):
+        pay()
+    assert engine.switches.status() == ()
+
+
 def test_a_worker_leaves_the_steps_of_a_halted_pipeline_alone(engine: Engine) -> None:
     publish.submit("waiting")
     report.submit("waiting")

@@ -12,7 +12,7 @@ import pytest
 
 import oncemore
 from oncemore.errors import InProgress, LedgerMismatch, UsageError
-from oncemore.governance import checkpoints, log_order
+from oncemore.governance import checkpoints, ledger_export, log_order
 from oncemore.governance.checkpoint_copies import FolderPlace, open_place, read_all_notes
 from oncemore.governance.checkpoints import (
     LedgerSigner,
@@ -538,6 +538,21 @@ def is_accepted(data: bytes, keys: list[Any]) -> bool:
     except LedgerMismatch:
         return False
     return True
+
+
+def test_a_checkpoint_entry_that_the_first_line_does_not_list_is_found(
+    engine: Engine, signer: LedgerSigner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill_log(engine, signer)
+    first, *rest = [json.loads(line) for line in export_bytes(engine).splitlines()]
+    # Several pages, as a long log has them.
+    monkeypatch.setattr(ledger_export, "PAGE_SIZE", 2)
+    pages = list(ledger_export.ExportedLedger(iter([first, *rest])).read_pages())
+    assert len(pages) > 2
+    assert sum(map(len, pages)) == rest[-1]["size"]
+    unlisted = ledger_export.ExportedLedger(iter([{**first, "checkpoints": []}, *rest]))
+    with pytest.raises(LedgerMismatch, match="has a checkpoint that the first line does not list"):
+        list(unlisted.read_pages())
 
 
 def test_an_export_has_nothing_that_its_hashes_do_not_cover(engine: Engine, signer: LedgerSigner) -> None:

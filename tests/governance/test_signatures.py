@@ -85,6 +85,14 @@ def test_the_bytes_that_a_signature_covers_are_those_of_the_specification() -> N
     )
 
 
+def test_a_signed_file_without_trusted_keys_says_which_setting_names_them(
+    policy_file: Path, policy_signers: PolicySigners, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy_signers.sign(policy_file)
+    monkeypatch.delenv("ONCEMORE_POLICY_SIGNERS")
+    assert "no trusted keys are configured" in refusal_of(policy_file)
+
+
 @pytest.mark.req("POL-5", "SEC-1")
 def test_one_altered_byte_stops_loading_and_the_message_names_file_and_key(
     policy_file: Path, policy_signers: PolicySigners

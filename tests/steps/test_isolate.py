@@ -180,6 +180,10 @@ def touches(folder: Path) -> None:
     (folder / "begun").touch()
 
 
+def publishes() -> None:
+    oncemore.set_value("stage", 1)
+
+
 # Tools -----------------------------------------------------------------------------------------------
 
 
@@ -340,6 +344,11 @@ def test_the_work_sees_its_attempt_as_the_log_has_it_and_the_time_it_has_left(ch
 
 def test_without_a_limit_the_work_has_all_the_time(child: Child) -> None:
     assert child.serve(parent(), told)["left"] is None
+
+
+def test_work_in_a_process_of_its_own_publishes_no_values(child: Child) -> None:
+    with pytest.raises(oncemore.UsageError, match="publishes no values"):
+        child.serve(parent(), publishes)
 
 
 def test_a_child_whose_caller_is_gone_before_it_began_does_not_begin(child: Child, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import subprocess
 import sys
 from pathlib import Path
@@ -115,6 +116,29 @@ def test_the_call_in_the_error_fits_every_kind_of_parameter(tmp_path: Path) -> N
         assert shown == "many.rerun(1, 2, 4, 5, c=3, d=6, reason=…)"
         made_of.append(1)
         assert eval(shown.replace("…", "'fixed'"), {"many": many}) == "done"  # noqa: S307 - the text above
+
+
+def test_an_ignored_argument_with_its_default_is_left_out_of_the_call(engine: oncemore.Engine) -> None:
+    @oncemore.step(effect="idempotent", name="quiet", policy="kfm-loop", ignore="verbose")
+    def quiet(n: int, verbose: bool = False) -> None:
+        raise BUG
+
+    quiet.run(1)
+    with pytest.raises(oncemore.PermanentFailure, match=r"quiet\.rerun\(n=1, reason=…\)"):
+        quiet(1)
+
+
+def test_a_context_that_outlives_its_attempt_is_a_caller_of_its_own(engine: oncemore.Engine) -> None:
+    turns, contexts = Turns(BUG, "done"), []
+
+    @oncemore.step(effect="idempotent", name="outer")
+    def outer() -> None:
+        made("plain", turns, name="inner").run()
+        contexts.append(contextvars.copy_context())
+
+    outer()
+    # The failure is younger than the outer run, and that run is over: the call begins a new run.
+    assert contexts[0].run(made("plain", turns, name="inner")) == "done"
 
 
 def test_a_program_of_this_package_shows_no_python_call(tmp_path: Path) -> None:

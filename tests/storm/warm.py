@@ -18,6 +18,7 @@ import faulthandler
 import gc
 import importlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -104,6 +105,9 @@ def warm_up() -> None:
 
 def main() -> None:
     """Answer requests until there are no more."""
+    # Failures and take-overs are what a storm is made of: their log records are not complaints. Here and not
+    # in a module that tests import: they look at these records too.
+    logging.getLogger("oncemore.steps").setLevel(logging.ERROR)
     warm_up()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at the terminal is for the tests
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import logging
 import os
 import random
 import threading
@@ -23,9 +22,6 @@ from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import Policy
 from tests.storm import points
 from tests.storm.recorder import ask
-
-# Failures and take-overs are what a storm is made of: their log records are not complaints.
-logging.getLogger("oncemore.steps").setLevel(logging.ERROR)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

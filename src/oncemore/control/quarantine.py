@@ -168,11 +168,13 @@ class Quarantine:
         """Return a decision with the user that may make it; sensitive data and the gate need a reviewer."""
         if load_roles(self._engine) is None:
             return entity, decision
-        run = load_head(self._engine.store, entity, self._engine.cipher, ITEM_KINDS[entity.partition("/")[0]])
-        needs_reviewer = False
-        if type(run.record) is RunRecord:
-            dataset = load_dataset(self._engine, run.record.dataset)[1] if run.record.dataset else None
-            needs_reviewer = is_sensitive(dataset) or run.record.held_for in GATE_HOLDS.values()
+        item = load_head(
+            self._engine.store, entity, self._engine.cipher, ITEM_KINDS[entity.partition("/")[0]]
+        )
+        # Events and artifacts have neither a dataset nor a hold of the gate.
+        name, held_for = getattr(item.record, "dataset", ""), getattr(item.record, "held_for", "")
+        dataset = load_dataset(self._engine, name)[1] if name else None
+        needs_reviewer = is_sensitive(dataset) or held_for in GATE_HOLDS.values()
         needed = REVIEWER if needs_reviewer else OPERATOR
         return entity, decision._replace(by=resolve_decider(self._engine, decision.by, needed=needed))
 

@@ -316,12 +316,9 @@ class RunningAttempt(Attempt):
     @property
     def call(self) -> PreparedCall:
         """The call that makes the attempt; an attempt in a process of its own has none."""
-        if isinstance(self._storage, PreparedCall):
-            return self._storage
-        call = getattr(self._storage, "call", None)
-        if call is None:
+        if not isinstance(self._storage, PreparedCall):
             raise UsageError(f"{self.step} runs in a process of its own, and publishes no values")
-        return call  # type: ignore[no-any-return]
+        return self._storage
 
     def check_active(self, action: str) -> None:
         """Raise `LeaseLost` if the attempt has ended, or is that of the parent process."""

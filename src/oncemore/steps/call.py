@@ -149,9 +149,9 @@ class PreparedCall(Struct, eq=False):
 
     def end_trace(self, error: BaseException | None) -> None:
         """End the trace of the call; a decision and the call after it each have their own."""
-        if self.trace is not None:
-            trace, self.trace = self.trace, None
-            trace.end_call(error)
+        trace, self.trace = self.trace, None
+        assert trace is not None, "the caller has looked"
+        trace.end_call(error)
 
     def keep_if_closed(self, error: BaseException | None, answer: Any) -> None:
         """Keep the result of an operation if its coroutine is being closed.
