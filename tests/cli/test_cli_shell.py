@@ -244,11 +244,11 @@ def test_a_key_may_come_from_standard_input_and_a_file(tmp_path: Path) -> None:
     parts = {"operation": "kill_switch_update", "tenant_id": "tenant-123", "correlation_id": "corr-456",
              "additional_params": {"switch_name": "all_execution"}}  # fmt: skip
     text = json.dumps(parts)
-    assert run("key", "-", given=text).stdout == f"{KEY}\n"
+    assert run("runs", "key", "-", given=text).stdout == f"{KEY}\n"
     path = tmp_path / "parts.json"
     path.write_text(f"{text}\n{text}\n")
-    assert run("key", str(path), "--legacy").stdout == f"{LEGACY}\n" * 2
-    lines = run("key", str(path), "--json").stdout.splitlines()
+    assert run("runs", "key", str(path), "--legacy").stdout == f"{LEGACY}\n" * 2
+    lines = run("runs", "key", str(path), "--json").stdout.splitlines()
     assert [json.loads(line)["key"] for line in lines] == [KEY, KEY]
 
 

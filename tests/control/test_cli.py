@@ -1,4 +1,4 @@
-"""`oncemore switch` and `oncemore approve`: what they print, what they write, and how they end."""
+"""`oncemore control switch` and `oncemore control approve`: what they print, what they write, and how they end."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_what_waits_for_an_approval_is_listed_approved_and_revoked(run: Any) -> 
     assert "it is not approved yet" in shown.out
     assert "held: approval needed" in run("runs").out
     assert "It waits for an approval: it is not approved yet" in run("explain", first.run_id).out
-    assert "allow the start (`oncemore approve`)" in run("quarantine", "show", first.run_id).out
+    assert "allow the start (`oncemore control approve`)" in run("quarantine", "show", first.run_id).out
     done = run("approve", first.run_id, *BY, "--expires", "1h")
     assert done.code == 0
     assert done.out.startswith(f"approved delete {first.key[:12]} until ")

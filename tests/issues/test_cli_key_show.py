@@ -1,4 +1,4 @@
-"""`oncemore key show KEY` lists all idempotency operations of a key (IDEM-19)."""
+"""`oncemore runs key show KEY` lists all idempotency operations of a key (IDEM-19)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`oncemore doctor` on a path where companions have lost their database."""
+"""`oncemore store doctor` on a path where companions have lost their database."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_looking_at_a_missing_database_names_the_companions(missing: Path, words
     ran = run(*words)
     assert ran.code != 0
     assert "log.db is missing, but log.db-door" in ran.err
-    assert "oncemore doctor --store" in ran.err
+    assert "oncemore store doctor --store" in ran.err
     assert not missing.exists()
 
 

@@ -1,4 +1,4 @@
-"""`oncemore breakers` and `oncemore resources`: what people see of gates, and what they can say."""
+"""`oncemore limits breakers` and `oncemore limits rates`: what people see of gates, and what they can say."""
 
 from __future__ import annotations
 

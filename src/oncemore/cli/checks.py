@@ -33,7 +33,7 @@ def check() -> None:
 def records(engine: Engine) -> CommandReport:
     """Check the records of all runs: telemetry, forbidden retries, bounds and proofs.
 
-    One line for each finding. Exit code 1 if there is one. `oncemore verify` checks the hashes.
+    One line for each finding. Exit code 1 if there is one. `oncemore store verify` checks the hashes.
     """
     from oncemore.governance.record_checks import check_records
 

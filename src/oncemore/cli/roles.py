@@ -1,4 +1,4 @@
-"""`oncemore roles`: who may make decisions about a store."""
+"""`oncemore control roles`: who may make decisions about a store."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from oncemore.steps.engine import Engine
 
 EXAMPLES = """
-oncemore roles
-oncemore roles assign archivist reviewer --reason "head of the archive"
-oncemore roles assign uid:1002 operator --reason "on call"
-oncemore roles remove uid:1002 --reason "left the team"
+oncemore control roles
+oncemore control roles assign archivist reviewer --reason "head of the archive"
+oncemore control roles assign uid:1002 operator --reason "on call"
+oncemore control roles remove uid:1002 --reason "left the team"
 """
 COMMANDS = {"list": "roles:list_", "assign": "roles:assign", "remove": "roles:remove"}
 
@@ -42,7 +42,7 @@ def roles() -> None:
 _user_argument = click.argument("user", metavar="USER", help="A user of the operating system, or uid:N.")
 
 
-@store_command("list", "oncemore roles list\noncemore roles list --json")
+@store_command("list", "oncemore control roles list\noncemore control roles list --json")
 def list_(engine: Engine) -> CommandReport:
     """List the users by role, and your own role."""
     members, (user, role) = engine.roles.list(), engine.roles.identity()
@@ -59,7 +59,7 @@ def list_(engine: Engine) -> CommandReport:
     return CommandReport(value, print_text)
 
 
-@store_command("assign", 'oncemore roles assign archivist reviewer --reason "head of the archive"')
+@store_command("assign", 'oncemore control roles assign archivist reviewer --reason "head of the archive"')
 @_user_argument
 @click.argument("role", metavar="ROLE", help="viewer, operator or reviewer.")
 @reason_option
@@ -70,7 +70,7 @@ def assign(engine: Engine, user: str, role: str, **decision: Any) -> CommandRepo
     return CommandReport(engine.roles.list(), lambda out: out.write_line(f"{user} is {role}", "green"))
 
 
-@store_command("remove", 'oncemore roles remove uid:1002 --reason "left the team"')
+@store_command("remove", 'oncemore control roles remove uid:1002 --reason "left the team"')
 @_user_argument
 @reason_option
 @by_option

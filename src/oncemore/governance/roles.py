@@ -82,7 +82,7 @@ def resolve_decider(engine: Engine, by: str | None, *, needed: str = OPERATOR) -
     if not is_permitted(role, needed):
         raise NotPermitted(
             f"this decision needs the role {needed}, and {user.describe()} has {role or 'none'}; a reviewer "
-            "assigns roles (oncemore roles assign)",
+            "assigns roles (oncemore control roles assign)",
             ROLE_MISSING,
         )
     return user.describe() if by in (None, "", user.name) else f"{user.describe()} for {by}"
@@ -114,7 +114,7 @@ def check_not_requester(engine: Engine, requester: str | None) -> None:
     # Approved in advance, a call would be approved by the process that is about to make it.
     if requester is None:
         raise NotPermitted(
-            "this store has roles: a call is approved after it was made and waits (oncemore approve --list)",
+            "this store has roles: a call is approved after it was made and waits (oncemore control approve --list)",
             OWN_REQUEST,
         )
     if requester == read_process_user().describe():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from heapq import merge
+from itertools import islice
 
 from oncemore._values import Value
 from oncemore.errors import UsageError
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 MAX_LIMIT = 100_000
 FIRST_PAGE, LARGEST_PAGE = 100, 20_000
 MIN_NAME_LENGTH = 4
+#: The number of entries of a key in which its last arguments are searched.
+MAX_SEARCHED = 1_000
 #: The index lists runs that wait for a person under HELD, although their state is SOFT_FAIL.
 HELD = "HELD"
 STORED_STATES = {"SOFT_FAIL": ("SOFT_FAIL", HELD)}
@@ -58,6 +61,7 @@ class RunRow(Value):
     stopped_by  the switch that stops the run
     crashes     attempts of this run that were lost with their process, of max_crashes; max_crashes is 0 if
                 lost attempts count as attempts
+    arguments   the recorded arguments; None if they were not asked for, or are not readable
     """
 
     run_id: str
@@ -84,10 +88,14 @@ class RunRow(Value):
     stopped_by: str = ""
     crashes: int = 0
     max_crashes: int = 0
+    arguments: Any = None
 
 
-def list_runs(store: Store, wanted: RunFilter) -> list[RunRow]:
-    """Return the runs that match a filter, most recently changed first."""
+def list_runs(store: Store, wanted: RunFilter, *, with_arguments: bool = False) -> list[RunRow]:
+    """Return the runs that match a filter, most recently changed first.
+
+    with_arguments  also read the arguments of each run, which takes one more read for each
+    """
     if not 1 <= wanted.limit <= MAX_LIMIT:
         raise UsageError(f"limit is {wanted.limit}; it takes 1 to {MAX_LIMIT}.")
     wanted = normalize_names(wanted, "step", "dataset", "tenant")
@@ -103,7 +111,19 @@ def list_runs(store: Store, wanted: RunFilter) -> list[RunRow]:
             rows.append(row)
             if len(rows) == wanted.limit:
                 break
-    return add_stopping_switch(store, rows)
+    rows = add_stopping_switch(store, rows)
+    if with_arguments:
+        rows = [row._replace(arguments=load_arguments(store, row)) for row in rows]
+    return rows
+
+
+def load_arguments(store: Store, row: RunRow) -> Any:
+    """Return the recorded arguments of a run; None if they were pruned, erased or encrypted."""
+    entries = store.read_entries(f"run/{row.key}")
+    # The first entry of a run has its arguments; only a key with several runs needs a search.
+    bodies = (read_body(entry) for entry in islice(entries, 1 if row.runs == 1 else MAX_SEARCHED))
+    found = [body["arguments"] for body in bodies if "arguments" in body]
+    return found[-1] if found else None
 
 
 def _read_heads(store: Store, wanted: RunFilter, state: str | None) -> Iterator[Head]:

@@ -315,7 +315,7 @@ def step(
                        valid, nothing is run; if it was altered, the run is quarantined
     cooldown           a `Cooldown`: after a failure, no process requests the resource for a while; a call
                        that comes too early raises `CoolingDown`
-    requires_approval  no attempt begins before an operator has approved it (`oncemore approve`)
+    requires_approval  no attempt begins before an operator has approved it (`oncemore control approve`)
     pipeline           the pipeline of the step; the function's module unless given. A policy with
                        `halt_scope: pipeline` halts it after an error that is not retryable
     queue, concurrency the name of a queue, and how many attempts of its steps may run at once in all

@@ -1,4 +1,4 @@
-"""`oncemore cooldowns`: what it prints, what it writes, and how it ends."""
+"""`oncemore limits cooldowns`: what it prints, what it writes, and how it ends."""
 
 from __future__ import annotations
 
