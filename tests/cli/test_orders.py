@@ -93,10 +93,10 @@ def test_words_that_make_no_sense_are_refused(shop: str, words: tuple[str, ...],
 
 
 def test_it_is_told_in_one_line(shop: str) -> None:
-    _, said, _ = shell("submit", f"{shop}:ship", "order=1")
+    _, said, _ = shell("runs", "submit", f"{shop}:ship", "order=1")
     assert said.startswith("ship ")
     assert said.endswith(": PENDING\n")
-    _, said, _ = shell("cancel", f"{shop}:ship", "order=1", "--reason", "no")
+    _, said, _ = shell("runs", "cancel", f"{shop}:ship", "order=1", "--reason", "no")
     assert said.endswith(": HARD_FAIL (cancelled)\n")
 
 

@@ -64,12 +64,12 @@ def shop(tmp_path: Path) -> Any:
 
 
 ALL = [
-    ("prune",), ("erase", "f" * 64, "--reason", "r", "--yes"), ("backup", "b.db"), ("restore",), ("sizes",),
-    ("verify",),
+    ("store", "prune",), ("store", "erase", "f" * 64, "--reason", "r", "--yes"), ("store", "backup", "b.db"), ("store", "accept-copy",), ("store", "sizes",),
+    ("store", "verify",),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("words", ALL, ids=lambda words: words[0])
+@pytest.mark.parametrize("words", ALL, ids=lambda words: words[1])
 def test_a_missing_store_is_not_created(words: tuple[str, ...], tmp_path: Path) -> None:
     ran = run(*words)
     assert ran.code == 2
@@ -207,7 +207,16 @@ def test_verify_counts_pruned_runs(shop: Any) -> None:
 def test_import_marks_a_files_keys(shop: Any, tmp_path: Path) -> None:
     (tmp_path / "done.csv").write_text("id,receipt,note\na,r1,x\nb,r2,y\n")
     words = (
-        *("import", "--step", "shop_of_this_test:pay", "--column", "order=id", "--result-column", "receipt"),
+        *(
+            "store",
+            "import",
+            "--step",
+            "shop_of_this_test:pay",
+            "--column",
+            "order=id",
+            "--result-column",
+            "receipt",
+        ),
         *("--ignore-column", "note", "done.csv"),
     )
     ran = run(*words, "--dry-run")

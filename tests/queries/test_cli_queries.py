@@ -29,10 +29,10 @@ def key_of(path: Path, step: str) -> str:
 def test_runs_are_listed_and_filtered(path: Path) -> None:
     store = ("--store", str(path))
     text = run("runs", *store, COLUMNS="120").stdout
-    assert text.splitlines()[0].split() == ["changed", "state", "step", "run", "tries", "reason"]
+    assert text.splitlines()[0].split() == ["changed", "state", "id", "step", "arguments", "tries", "reason"]
     assert len(text.splitlines()) == 12
-    assert re.search(r"SOFT_FAIL +pay .* 1/3 +held: outcome unknown", text)
-    assert re.search(r"SOFT_FAIL +polite .* TransientError, due in", text)
+    assert re.search(r"SOFT_FAIL +[0-9a-f]{8} +pay .* 1/3 +held: outcome unknown", text)
+    assert re.search(r"SOFT_FAIL +[0-9a-f]{8} +polite .* TransientError, due in", text)
     rows = told("runs", *store, "--state", "hard_fail", "--since", "1h")
     assert [row["step"] for row in rows] == ["hopeless", "wrong"]
     for words, steps in (
@@ -257,7 +257,7 @@ def test_tail_prints_the_end_and_follows(path: Path) -> None:
     ):
         assert len(run("store", "tail", *store, "-n", "1000", *words).stdout.splitlines()) == count, words
     with subprocess.Popen(
-        [*PROGRAM, "tail", "-f", "-n", "1", *store, "--step", "squared"], stdout=subprocess.PIPE,
+        [*PROGRAM, "store", "tail", "-f", "-n", "1", *store, "--step", "squared"], stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, env=environment(),
     ) as follows:  # fmt: skip
         assert follows.stdout is not None
@@ -348,9 +348,18 @@ def test_health_names_the_new_location_of_a_moved_log(tmp_path: Path) -> None:
         ("show", "abcdef"),
         ("explain", "abcdef"),
         ("replay", "abcdef"),
-        ("tail",),
-        ("doctor",),
-        ("health",),
+        (
+            "store",
+            "tail",
+        ),
+        (
+            "store",
+            "doctor",
+        ),
+        (
+            "store",
+            "health",
+        ),
     ],
     ids=lambda words: words[0],
 )
@@ -372,7 +381,7 @@ def test_a_missing_store_is_a_usage_error_in_every_command(words: tuple[str, ...
         (("replay", "abcdef", "--verify"), "--verify needs --module"),
         (("replay", "--all", "--verify", "--module", "x"), "--verify needs a RUN or a window"),
         (("replay", "--since", "1h", "--until", "2h"), "the window ends before it begins"),
-        (("tail", "--kind", "dataset"), "'dataset' is not one of"),
+        (("store", "tail", "--kind", "dataset"), "'dataset' is not one of"),
     ],
 )
 def test_usage_errors_are_one_sentence_with_advice(path: Path, words: tuple[str, ...], told_: str) -> None:
@@ -394,7 +403,19 @@ def test_a_damaged_store_is_reported_in_one_sentence(path: Path, tmp_path: Path)
             file.unlink()
     with path.open("rb+") as torn:
         torn.truncate(size // 2 + 100)
-    for words in (("runs",), ("doctor", "--rebuild"), ("replay", "--all"), ("health",), ("tail",)):
+    for words in (
+        ("runs",),
+        ("store", "doctor", "--rebuild"),
+        ("replay", "--all"),
+        (
+            "store",
+            "health",
+        ),
+        (
+            "store",
+            "tail",
+        ),
+    ):
         ran = run(*words, "--store", str(path))
         assert ran.returncode == 1, words
         assert "Traceback" not in ran.stderr, ran.stderr
@@ -404,8 +425,8 @@ def test_a_closed_pipe_is_not_an_error(path: Path) -> None:
     for words in (
         ("runs",),
         ("show", key_of(path, "flaky")),
-        ("tail", "-n", "1000"),
-        ("tail", "-f", "-n", "1000"),
+        ("store", "tail", "-n", "1000"),
+        ("store", "tail", "-f", "-n", "1000"),
     ):
         command = [*PROGRAM, *words, "--store", str(path)]
         with subprocess.Popen(
@@ -485,9 +506,11 @@ def test_a_shell_completes_runs(path: Path) -> None:
     assert "--correlation" in completed("oncemore runs --cor")
 
 
-@pytest.mark.parametrize("name", ["runs", "show", "explain", "replay", "tail", "doctor", "health"])
+@pytest.mark.parametrize(
+    "name", ["runs", "show", "explain", "replay", "store tail", "store doctor", "store health"]
+)
 def test_every_help_has_examples_that_fit(name: str) -> None:
-    text = run(name, "--help").stdout
+    text = run(*name.split(), "--help").stdout
     examples = text.partition("\nExamples:\n")[2].splitlines()
     assert examples
     assert all("oncemore" in line for line in examples)

@@ -110,7 +110,7 @@ def test_commands_read_and_the_doctor_repairs(url: str) -> None:
     assert "delay" in shell("show", key[:8], "--store", url)[1]
     assert "The policy's own delay" in " ".join(shell("explain", key, "--store", url)[1].split())
     assert shell("replay", "--all", "--store", url)[0] == 0
-    assert shell("tail", "-n", "2", "--store", url)[1].count("\n") == 2
+    assert shell("store", "tail", "-n", "2", "--store", url)[1].count("\n") == 2
     assert told("store", "health", "--store", url)["healthy"] is True
     good = told("store", "doctor", "--rebuild", "--store", url)
     found = {check["name"]: check for check in good["checks"]}
@@ -128,7 +128,7 @@ def test_commands_read_and_the_doctor_repairs(url: str) -> None:
     store.close()
     bad = told("store", "doctor", "--rebuild", "--store", url, code=1)
     assert bad["checks"][-1]["observation"].endswith("2 heads are wrong")
-    assert shell("doctor", "--rebuild", "--write", "--store", url)[0] == 0
+    assert shell("store", "doctor", "--rebuild", "--write", "--store", url)[0] == 0
     assert told("store", "doctor", "--rebuild", "--store", url)["checks"][-1]["status"] == "ok"
 
 
@@ -184,15 +184,15 @@ def test_a_run_is_submitted_worked_verified_pruned_and_erased(
     )
     sizes = told("store", "sizes", *at)
     assert sizes["kinds"]["run"]["bytes"] > 3_000_000
-    assert shell("verify", *at)[0] == 0
+    assert shell("store", "verify", *at)[0] == 0
     assert told("store", "prune", "--older-than", "60s", "--yes", "--reason", "tidy", *at)
     key = told("runs", "submit", "nats_shop:bill", "order=B-2", "size=3000000", *at)["key"]
-    code, said, complained = shell("erase", key, "--reason", "asked to", "--yes", *at)
+    code, said, complained = shell("store", "erase", key, "--reason", "asked to", "--yes", *at)
     assert code == 0, said + complained
     assert told("store", "sizes", *at)["kinds"]["run"]["bytes"] < 100_000
-    assert shell("verify", *at)[0] == 0
+    assert shell("store", "verify", *at)[0] == 0
     assert told("store", "doctor", "--rebuild", *at)["checks"][-1]["status"] == "ok"
-    code, _, complained = shell("backup", "copy.db", *at)
+    code, _, complained = shell("store", "backup", "copy.db", *at)
     assert code != 0
     assert "nats stream backup" in " ".join(complained.split())
     ran = run("exec", "--key", "k", *at, "--", "echo", "done")
@@ -201,7 +201,22 @@ def test_a_run_is_submitted_worked_verified_pruned_and_erased(
 
 def test_a_password_is_never_printed(node: nats.Node, url: str) -> None:
     with_password = re.sub("//", "//ada:c4n4ry@", url, count=1)
-    for words in (("doctor",), ("runs",), ("health",), ("sizes",), ("runs", "--json")):
+    for words in (
+        (
+            "store",
+            "doctor",
+        ),
+        ("runs",),
+        (
+            "store",
+            "health",
+        ),
+        (
+            "store",
+            "sizes",
+        ),
+        ("runs", "--json"),
+    ):
         _, said, complained = shell(*words, "--store", with_password)
         assert "c4n4ry" not in said + complained
     ran = run("store", "doctor", "--store", with_password)

@@ -107,5 +107,5 @@ def test_a_signal_that_reaches_nothing_is_refused(flow: Any, capsys: pytest.Capt
         (("ffffffff", "approved"), "there is no run 'ffffffff'"),
         ((step_key, "approved"), "has ended as COMPLETE"),
     ):
-        assert run_command(["signal", *words, "--store", "log.db"]) == 2
+        assert run_command(["workflow", "signal", *words, "--store", "log.db"]) == 2
         assert text in " ".join(capsys.readouterr().err.split())

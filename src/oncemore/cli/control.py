@@ -1,4 +1,4 @@
-"""`oncemore control switch`, `approve` and `signal`: an operator stops work, permits it, or answers a workflow."""
+"""`oncemore control switch` and `approve`, `oncemore workflow signal`: stop work, permit it, answer it."""
 
 from __future__ import annotations
 
@@ -108,7 +108,8 @@ def _print_switches(out: OutputWriter, switches: Sequence[ActiveSwitch], moved_t
 
 @store_command(
     "on",
-    'oncemore control switch on --reason "the ledger is wrong"\noncemore control switch on --step shop.pay --reason "…"',
+    'oncemore control switch on --reason "the ledger is wrong"\n'
+    'oncemore control switch on --step shop.pay --reason "…"',
 )
 @_scope_options
 @reason_option

@@ -1,4 +1,4 @@
-"""`oncemore control dataset`: register datasets, label them, block them, and list what the gate asks about."""
+"""`oncemore control dataset`: register, label and block datasets, and list what the gate asks about."""
 
 from __future__ import annotations
 

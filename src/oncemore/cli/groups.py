@@ -92,7 +92,7 @@ def workflow() -> None:
     examples=CONTROL_EXAMPLES,
 )
 def control() -> None:
-    """Stop work, approve it, and decide who may do what with which data."""
+    """Stop and approve work; govern datasets and roles."""
 
 
 @click.group(
@@ -107,7 +107,7 @@ def control() -> None:
     examples=LIMITS_EXAMPLES,
 )
 def limits() -> None:
-    """List circuit breakers, cooldowns, rate limits and retry budgets, and reset them."""
+    """List and reset breakers, cooldowns, rates and budgets."""
 
 
 @click.group(

@@ -1,4 +1,4 @@
-"""Maintenance of a store: `oncemore store prune`, `erase`, `backup`, `restore`, `copy`, `sizes` and `verify`."""
+"""Maintenance: `oncemore store prune`, `erase`, `backup`, `accept-copy`, `move`, `sizes` and `verify`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def make_progress_counter(unit: str) -> Callable[..., object]:
 
 @documented_command(
     "prune",
-    "oncemore store prune --older-than 90d --dry-run\noncemore store prune\noncemore store prune --step shop.pay",
+    "oncemore store prune --older-than 90d --dry-run\noncemore store prune\n"
+    "oncemore store prune --step shop.pay",
 )
 @store_option
 @value_option("--older-than", "TIME", "Runs that finished this long ago: 90d, 12h.", type=DURATION)

@@ -1,4 +1,4 @@
-"""`oncemore workflow schedules` and `oncemore workflow queues`: the ticks of scheduled steps, and the slots of queues."""
+"""`oncemore workflow schedules` and `queues`: the ticks of scheduled steps, and the slots of queues."""
 
 from __future__ import annotations
 

@@ -65,6 +65,7 @@ def _concurrency_option(meaning: str) -> Callable[[F], F]:
 
 
 def log_to_stderr() -> None:
+    """Log to standard error, for commands that run until they are stopped."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
 
 
@@ -100,7 +101,7 @@ def _exit_while_running(engine: Engine, message: str, *values: object) -> NoRetu
     takes_words=True,
 )
 def worker_group() -> None:
-    """Run due work for the steps defined in MODULE; list the workers of a store.
+    """Run due work of the steps in MODULE; list workers.
 
     The default command is `run`: `oncemore worker MODULE`. `oncemore worker run --help` has its options.
     """

@@ -114,7 +114,8 @@ def check_not_requester(engine: Engine, requester: str | None) -> None:
     # Approved in advance, a call would be approved by the process that is about to make it.
     if requester is None:
         raise NotPermitted(
-            "this store has roles: a call is approved after it was made and waits (oncemore control approve --list)",
+            "this store has roles: a call is approved after it was made and waits "
+            "(oncemore control approvals)",
             OWN_REQUEST,
         )
     if requester == read_process_user().describe():

@@ -172,8 +172,8 @@ class Cooldowns:
         head = self._load_head(resource)
         if head.record is None:
             raise UsageError(
-                f"no step has requested {resource!r} in this store; oncemore limits cooldowns --state all lists "
-                "the known resources"
+                f"no step has requested {resource!r} in this store; oncemore limits cooldowns --state all "
+                "lists the known resources"
             )
         return head
 

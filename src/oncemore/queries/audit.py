@@ -11,6 +11,7 @@ import time
 
 from oncemore._values import Value
 from oncemore.audit.events import (
+    AuditEvent,
     RetryAttempt,
     RetryExhausted,
     RetryRefused,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import IO, Any
 
-    from oncemore.audit.events import AuditEvent
     from oncemore.log.store import Store
     from oncemore.queries.tail import TailLine
 

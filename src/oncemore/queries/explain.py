@@ -246,8 +246,8 @@ def _describe_state(timeline: RunTimeline) -> Iterator[str]:
         return
     if row.held_for == APPROVAL_NEEDED:
         yield (
-            f"It waits for an approval: {row.message}. Until an operator approves it (oncemore control approve "
-            f"{row.run_id} --reason …), a call raises NotPermitted."
+            f"It waits for an approval: {row.message}. Until an operator approves it "
+            f"(oncemore control approve {row.run_id} --reason …), a call raises NotPermitted."
         )
         return
     if row.held_for:

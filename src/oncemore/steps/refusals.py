@@ -183,7 +183,8 @@ def describe_block(subject: str, permit: Permission) -> Exception:
         pipeline = permit.name.removeprefix(PIPELINE)
         return NotPermitted(
             f"{subject} was not begun: pipeline {pipeline} is halted{actor}{reason}; look at what failed "
-            f"(oncemore quarantine list), then release the pipeline: oncemore control switch off{option} --reason …",
+            f"(oncemore quarantine list), then release the pipeline: "
+            f"oncemore control switch off{option} --reason …",
             permit.stop,
         )
     # A switch of an external source cannot be released with our command: the message names its source.
@@ -207,8 +208,10 @@ def approval_missing(plan: StepPlan, call: PreparedCall, run: RunRecord, objecti
 
 _SKIPPED: Final[dict[str, str]] = {
     "SKIPPED_DUPLICATE": "it exists already, and is valid",
-    "SKIPPED_QUARANTINED": "it is in quarantine; an operator must release it: oncemore limits cooldowns release {}",
-    "SKIPPED_TERMINAL": "it failed permanently; an operator must release it: oncemore limits cooldowns release {}",
+    "SKIPPED_QUARANTINED": "it is in quarantine; an operator must release it: "
+    "oncemore limits cooldowns release {}",
+    "SKIPPED_TERMINAL": "it failed permanently; an operator must release it: "
+    "oncemore limits cooldowns release {}",
     "SKIPPED_BACKOFF": "it failed before, and is not requested until {}; call again then",
 }
 
