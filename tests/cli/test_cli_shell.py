@@ -51,9 +51,10 @@ def test_without_a_command_help_is_shown_and_the_question_was_wrong() -> None:
 @pytest.mark.parametrize(
     "words",
     [(), ("policy",), *(("policy", name) for name in ("list", "show", "check", "diff", "plot", "schema")),
-     ("runs", "key"), ("store", "import"), ("store", "prune"), ("store", "erase"), ("store", "backup"), ("store", "accept-copy"), ("store", "sizes"), ("store", "verify"),
-     ("demo",), ("exec",), ("export",), ("export", "asl"), ("runs",), ("workflow",), ("control",), ("limits",),
-     ("store",), ("audit",), ("audit", "tail"), ("watch",), ("relay",), ("completion",), ("worker",)],
+     *(("store", name) for name in ("import", "prune", "erase", "backup", "accept-copy", "sizes", "verify")),
+     ("runs", "key"), ("demo",), ("exec",), ("export",), ("export", "asl"), ("runs",), ("workflow",),
+     ("control",), ("limits",), ("store",), ("audit",), ("audit", "tail"), ("watch",), ("relay",),
+     ("completion",), ("worker",)],
     ids=lambda words: " ".join(words) or "oncemore",
 )  # fmt: skip
 def test_every_help_has_examples_that_fit(words: tuple[str, ...]) -> None:

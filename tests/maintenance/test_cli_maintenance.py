@@ -64,8 +64,8 @@ def shop(tmp_path: Path) -> Any:
 
 
 ALL = [
-    ("store", "prune",), ("store", "erase", "f" * 64, "--reason", "r", "--yes"), ("store", "backup", "b.db"), ("store", "accept-copy",), ("store", "sizes",),
-    ("store", "verify",),
+    ("store", "prune"), ("store", "erase", "f" * 64, "--reason", "r", "--yes"), ("store", "backup", "b.db"),
+    ("store", "accept-copy"), ("store", "sizes"), ("store", "verify"),
 ]  # fmt: skip
 
 

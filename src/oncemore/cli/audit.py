@@ -124,7 +124,10 @@ def filter_(in_json: bool, **source: Any) -> None:
 @documented_command("patterns", PATTERN_EXAMPLES, _GROUPS)
 @_source_options
 def patterns(in_json: bool, **source: Any) -> None:
-    """Summarize the finished operations by category: their attempts and their success rate."""
+    """Summarize the finished operations by category.
+
+    For each category: the number of operations, their attempts and their success rate.
+    """
     from oncemore.queries.audit import load_stream
 
     with _open_trail(**source) as trail:
@@ -170,7 +173,7 @@ def _report_torn_lines(trail: Trail) -> None:
     if trail.torn_lines:
         # A writer that was killed leaves an incomplete line; stderr keeps the events on stdout parsable.
         lines = f"{trail.torn_lines:,} lines" if trail.torn_lines > 1 else "1 line"
-        OutputWriter(sys.stderr).write_paragraph(f"skipped {lines}: not valid JSON", "dim")
+        OutputWriter(sys.stderr).write_paragraph(f"skipped {lines} of {trail.name}: not valid JSON", "dim")
 
 
 def _print_event(out: OutputWriter, event: AuditEvent) -> None:

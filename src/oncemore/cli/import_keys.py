@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 EXAMPLES = """
 oncemore store import --step shop.orders:pay done.csv --dry-run
 oncemore store import --step shop.orders:pay done.csv --reason 'paid before we moved in'
-oncemore store import --step shop.orders:pay --column order=id --result-column out done.csv
+oncemore store import --step shop.orders:pay --column order=id --result-column r a.csv
 """
 
 

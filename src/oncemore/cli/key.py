@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from oncemore.queries.keys import KeyOperation
 
 EXAMPLES = """
-oncemore runs key --operation kill_switch_update --tenant tenant-123 --param switch_name=all
+oncemore runs key --operation kill_switch_update --tenant t-1 --param switch_name=all
 oncemore runs key --operation kill_switch_update --params '{"limits": [1, 2]}' --legacy
-echo '{"operation": "kill_switch_update", "tenant_id": "tenant-123"}' | oncemore runs key -
+echo '{"operation": "kill_switch_update", "tenant_id": "t-1"}' | oncemore runs key -
 """
 SHOW = """
 oncemore runs key show b4b6cd73

@@ -55,7 +55,7 @@ class AuditTrail:
     """A file of audit events that another process may still append to."""
 
     def __init__(self, file: IO[str], name: str, wanted: EventFilter) -> None:
-        self._file, self._name = file, name
+        self._file, self.name = file, name
         self._filter = normalize_names(wanted, "tenant_id")
         self._line_number, self._partial_line = 0, ""
         self.torn_lines = 0  # lines that are not JSON, for example cut off by a full disk
@@ -87,7 +87,7 @@ class AuditTrail:
             return parse_event(plain)
         except (UsageError, AttributeError, TypeError) as error:
             raise UsageError(
-                f"{self._name}, line {self._line_number}: {error}; give a file that an AuditFile sink wrote"
+                f"{self.name}, line {self._line_number}: {error}; give a file that an AuditFile sink wrote"
             ) from None
 
     def follow_events(self, wait: Callable[[float], object] = time.sleep) -> Iterator[AuditEvent]:
@@ -101,6 +101,7 @@ class StoreTrail:
     """The audit events of the durable runs of a store, computed from the entries of its log."""
 
     torn_lines = 0
+    name = "the store"
 
     def __init__(self, store: Store, wanted: EventFilter) -> None:
         from oncemore.queries.tail import EntryFilter, LogTailer
