@@ -40,8 +40,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("limits", "artifacts"),
     ("retries", "steps"),
     (
-        *("backoff", "control", "governance", "http", "inbox", "jitter", "maintenance", "messaging"),
-        *("open_engine", "outbox", "schedules", "telemetry", "workers", "workflows"),
+        *("backoff", "control", "governance", "http", "inbox", "jitter", "lineage", "maintenance"),
+        *("messaging", "open_engine", "outbox", "schedules", "telemetry", "workers", "workflows"),
     ),
     (PACKAGE,),
     ("queries", "testing"),
@@ -93,7 +93,7 @@ PURE_FILES = {
     *("oncemore.limits.queue_rules", "oncemore.schedules.record"),
     *("oncemore.limits.rate_rules", "oncemore.control.model", "oncemore.log.record"),
     *("oncemore.governance.dataset_model", "oncemore.governance.role_model"),
-    *("oncemore.maintenance.lineage", "oncemore.maintenance.retention_rules"),
+    *("oncemore.lineage.ids", "oncemore.maintenance.retention_rules"),
     *("oncemore.workers.map_items", "oncemore.workers.turns"),
 }
 

@@ -204,7 +204,15 @@ def where(work: Any) -> tuple[str, str]:
 
 
 def letter(**more: Any) -> dict[str, Any]:
-    return {"head": seen(), "limit_s": None, "checkpoint": None, "writer": NO_FILES, "engine": b"", **more}
+    return {
+        "head": seen(),
+        "limit_s": None,
+        "checkpoint": None,
+        "writer": NO_FILES,
+        "engine": b"",
+        "inputs": {},
+        **more,
+    }
 
 
 def job(work: Any, *args: Any, **kwargs: Any) -> Any:

@@ -66,6 +66,9 @@ def _fail_attempt(plan: StepPlan, outcome: AttemptOutcome, error: Exception, now
         change = transitions.build_reconciled(plan, head, answer, OUTCOME_UNKNOWN, now, described)
     else:
         change = transitions.build_failure(plan, head, described, decision, now)
+    # The next attempt must not work with other inputs (LIN-7).
+    if outcome.used:
+        remarks = {**remarks, "used": outcome.used}
     if remarks or head is not outcome.head:
         change = change._replace(before=run, body={**change.body, **remarks})
     saved = yield from cooldown_step.append_to_run(

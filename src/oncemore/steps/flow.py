@@ -226,6 +226,9 @@ def commit_result(plan: StepPlan, outcome: AttemptOutcome, now: float) -> Script
         body, events = yield from _spill_large_result(head, body, events)
     if outcome.artifacts:
         body["artifacts"] = outcome.artifacts
+    # With the artifacts and the result, the edges of the run's lineage (LIN-5).
+    if outcome.used:
+        body["used"] = outcome.used
     if outcome.mark is not None:
         # The user's transaction commits first, with our marker in it. A crash after it is settled from there.
         transaction = yield CommitTransaction(head, outcome.mark, body, events)

@@ -64,6 +64,7 @@ class AttemptTerms(NamedTuple):
     parent    the key of the run whose function made the call; empty if there is none
     is_workflow   whether the function is a workflow
     traceparent  the trace context of this process, if it has tracing
+    pipeline  the pipeline of the step
     """
 
     worker: str
@@ -82,6 +83,7 @@ class AttemptTerms(NamedTuple):
     parent: str = ""
     is_workflow: bool = False
     traceparent: str = ""
+    pipeline: str = ""
 
 
 class LoadHead(NamedTuple):
@@ -298,6 +300,7 @@ class AttemptOutcome(NamedTuple):
     joined_write  the user's write in the store's own transaction (`on_commit`)
     applied    the body that an earlier attempt left in the user's database, where it was committed
     evidence   references to artifacts that a failed attempt leaves for operators
+    used       its inputs, as edges of its lineage (`steps.inputs`)
     """
 
     head: LoadedHead
@@ -310,6 +313,7 @@ class AttemptOutcome(NamedTuple):
     joined_write: Callable[[StoreTransaction], object] | None = None
     applied: tuple[dict[str, Any], tuple[Output, ...]] | None = None
     evidence: tuple[Output, ...] = ()
+    used: tuple[dict[str, Any], ...] = ()
 
 
 class ParkRequest(NamedTuple):

@@ -23,6 +23,7 @@ from oncemore.retries.loop import ENDS, CallFunction
 from oncemore.steps import append, observers, operations
 from oncemore.steps.attempt import CURRENT, RunningAttempt
 from oncemore.steps.current_attempt import AttemptContext
+from oncemore.steps.inputs import MIN_ARGUMENT_BYTES, list_inputs
 from oncemore.steps.ops import (
     AppendChange,
     AskPermission,
@@ -376,7 +377,7 @@ def build_outcome(
         return AttemptOutcome(attempt.head, applied=attempt.mark.applied)
     if error is not None:
         evidence = tuple((record, None) for record in attempt.evidence)
-        return AttemptOutcome(attempt.head, None, error, attempt.begun, evidence=evidence)
+        return AttemptOutcome(attempt.head, None, error, attempt.begun, evidence=evidence, used=attempt.used)
     has_write = attempt.mark is not None or attempt.joined_write is not None
     if attempt.head.record.effect == "transactional" and not has_write:
         refusal = UsageError(
@@ -384,7 +385,11 @@ def build_outcome(
             "current().on_commit(write): rows that it wrote were not committed together with its record"
         )
         return AttemptOutcome(attempt.head, None, refusal)
-    if attempt.artifacts or has_write:
+    # Small arguments have no edges: the common call does not look for them.
+    used = attempt.used
+    if len(call.inputs) >= MIN_ARGUMENT_BYTES or not call.inputs:
+        used = list_inputs(call, attempt)
+    if attempt.artifacts or has_write or used:
         return AttemptOutcome(
             attempt.head,
             value,
@@ -392,5 +397,6 @@ def build_outcome(
             artifacts=attempt.list_artifacts(),
             mark=attempt.mark,
             joined_write=attempt.joined_write,
+            used=used,
         )
     return AttemptOutcome(attempt.head, value, None, True, attempt.events)

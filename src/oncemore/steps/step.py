@@ -221,6 +221,7 @@ class StepCalls(Generic[P, R]):
             withheld=call.withheld,
             parent=current_key(),
             is_workflow=call.plan.is_workflow,
+            pipeline=options.pipeline,
         )
 
     # Running ----------------------------------------------------------------------------------------

@@ -182,7 +182,7 @@ def new_run(
 def opening_body(terms: AttemptTerms) -> dict[str, Any]:
     """Return the body of a run's first entry: all that another process needs to continue the run."""
     body = {"arguments": terms.arguments, "actor": terms.actor, "withheld": terms.withheld}
-    body |= {"parent": terms.parent, "workflow": terms.is_workflow}
+    body |= {"parent": terms.parent, "workflow": terms.is_workflow, "pipeline": terms.pipeline}
     return {name: value for name, value in body.items() if value or name == "arguments"}
 
 
