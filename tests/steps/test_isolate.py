@@ -194,7 +194,11 @@ def seen(checkpoint: int = 0) -> LoadedHead:
 def parent(keep: Callable[[RunningAttempt, Any], Any] | None = None, **more: Any) -> RunningAttempt:
     """Return the attempt as the process that called has it."""
     backend: Any = SimpleNamespace(
-        now=lambda: 5.0, save_checkpoint=keep, find_recorded_artifact=lambda record: None, artifact_name=""
+        now=lambda: 5.0,
+        save_checkpoint=keep,
+        find_recorded_artifact=lambda record: None,
+        artifact_name="",
+        load_recorded_inputs=lambda head: {},
     )
     return RunningAttempt(seen(), backend, **more)
 

@@ -353,7 +353,9 @@ class RunningAttempt(Attempt):
     def load_recorded_inputs(self) -> dict[tuple[str, ...], set[str]]:
         """Return the digests of the inputs of earlier attempts, by label; they are read once."""
         if self._recorded_inputs is None:
-            self._recorded_inputs = self._backend.load_recorded_inputs(self.head)
+            # The first attempt of a key has no predecessors: nothing is read.
+            is_first = self.number <= 1
+            self._recorded_inputs = {} if is_first else self._backend.load_recorded_inputs(self.head)
         return self._recorded_inputs
 
     def attach_artifact(self, record: ArtifactRecord) -> Artifact:

@@ -96,9 +96,6 @@ def note_read(attempt: RunningAttempt, artifact: Artifact) -> None:
 
 def check_input(attempt: RunningAttempt, edge: InputEdge) -> None:
     """Raise LINEAGE_MISMATCH if earlier attempts have used only other content under the name of an edge."""
-    # The first attempt of a key has no predecessors: nothing is read.
-    if attempt.number <= 1:
-        return
     recorded = attempt.load_recorded_inputs().get(edge_label(edge))
     if recorded and edge["digest"] not in recorded:
         expected = ", ".join(sorted(f"{digest[:12]}…" for digest in recorded))

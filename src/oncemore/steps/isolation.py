@@ -75,7 +75,7 @@ def run_in_process(call: PreparedCall, attempt: RunningAttempt, invoke: CallFunc
         "limit_s": invoke.limit_s,
         "checkpoint": attempt.resume(),
         # The child has no log: it compares its inputs with those that the parent has read for it.
-        "inputs": attempt.load_recorded_inputs() if attempt.number > 1 else {},
+        "inputs": attempt.load_recorded_inputs(),
         "writer": make_child_writer(call),
         "engine": _pickle_engine_opener(),
     }
