@@ -69,6 +69,7 @@ class RunHistory(Value):
     lineage    the ids of its inputs and outputs; None unless the run is complete and readable
     records    the records of its transitions (`export_records`)
     sealed     the reason why its bodies cannot be read; empty if they can
+    is_latest  whether no later run of the key has the same configuration: both would be the same activity
     """
 
     key: str
@@ -85,6 +86,7 @@ class RunHistory(Value):
     lineage: RunLineage | None = None
     records: tuple[dict[str, Any], ...] = ()
     sealed: str = ""
+    is_latest: bool = True
 
 
 class MeasuredSums(Value):

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 SCHEMA_URL = "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/RunEvent"
 _FACETS = "https://openlineage.io/spec/facets"
-PARENT_SCHEMA = f"{_FACETS}/1-1-0/ParentRunFacet.json#/$defs/ParentRunFacet"
+PARENT_SCHEMA = f"{_FACETS}/1-2-0/ParentRunFacet.json#/$defs/ParentRunFacet"
 ERROR_SCHEMA = f"{_FACETS}/1-0-1/ErrorMessageRunFacet.json#/$defs/ErrorMessageRunFacet"
 VERSION_SCHEMA = f"{_FACETS}/1-0-1/DatasetVersionDatasetFacet.json#/$defs/DatasetVersionDatasetFacet"
-JOB_TYPE_SCHEMA = f"{_FACETS}/2-0-3/JobTypeJobFacet.json#/$defs/JobTypeJobFacet"
+JOB_TYPE_SCHEMA = f"{_FACETS}/2-0-4/JobTypeJobFacet.json#/$defs/JobTypeJobFacet"
 #: The schema of our own facets: any facet may have further fields.
 OWN_SCHEMA = "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/RunFacet"
 #: The last event of a run by its state.

@@ -99,8 +99,10 @@ def _describe_activity(
 ) -> Iterator[Statement]:
     run = history.run
     yield Statement(activity, "rdf:type", name_type("prov:Activity"))
-    for name, value in _activity_facts(history).items():
-        yield Statement(activity, name, value)
+    # An activity has one start and one end: those of the latest run of the work.
+    if history.is_latest:
+        for name, value in _activity_facts(history).items():
+            yield Statement(activity, name, value)
     for entity, _ in list_used(history):
         yield Statement(activity, "prov:used", refer(entity))
     agent = software_agent(version)
@@ -195,7 +197,8 @@ def prov_sections(history: RunHistory, version: str, *, with_plan: bool = False)
         # PROV-JSON has its own names for the times of an activity.
         short = {"startedAtTime": "prov:startTime", "endedAtTime": "prov:endTime"}.get(local)
         facts[short or f"{names[prefix]}:{local}"] = literal.text if short else _json_value(literal)
-    yield "activity", _shorten(activity), facts
+    if history.is_latest:
+        yield "activity", _shorten(activity), facts
     yield "agent", _shorten(agent), {"prov:type": _json_name("prov:SoftwareAgent")}
     association = {"prov:activity": _shorten(activity), "prov:agent": _shorten(agent)}
     if with_plan and history.run.policy:

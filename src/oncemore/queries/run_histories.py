@@ -102,8 +102,11 @@ def _read_key(
     runs: dict[str, list[Any]] = {}
     for row in rows:
         runs.setdefault(row[2].run_id, []).append(row)
-    for run_rows in runs.values():
-        yield _build_history(entity, run_rows, records, find_parent)
+    # By configuration, the last run of the key: an earlier one is overwritten here.
+    latest = {rows[-1][2].cfg_hash: run_id for run_id, rows in runs.items()}
+    for run_id, run_rows in runs.items():
+        history = _build_history(entity, run_rows, records, find_parent)
+        yield history._replace(is_latest=latest[history.run.cfg_hash] == run_id)
 
 
 def _read_records(entries: list[Any]) -> dict[int, list[dict[str, Any]]]:
