@@ -103,10 +103,8 @@ def open(  # noqa: A001 - read as oncemore.open
     engine = Engine(
         _with_artifacts(opens, shown_url, place),
         shown_url,
-        lease_s=LEASE_S if lease_s is None else parse_number("lease_s", lease_s, "lease_s"),
-        inline_wait_s=INLINE_WAIT_S
-        if max_inline_wait_s is None
-        else parse_number("max_inline_wait_s", max_inline_wait_s, "max_inline_wait_s"),
+        lease_s=_parse_seconds("lease_s", lease_s, LEASE_S),
+        inline_wait_s=_parse_seconds("max_inline_wait_s", max_inline_wait_s, INLINE_WAIT_S),
         on_event=None if on_event is None else make_step_listener(on_event),
         place=place,
         notices=_make_notifier(
@@ -148,6 +146,10 @@ def open(  # noqa: A001 - read as oncemore.open
         )
         engine.reopen = partial(open, engine.open_arguments[0], **engine.open_arguments[1])
     return engine
+
+
+def _parse_seconds(name: str, given: float | None, default: float) -> float:
+    return default if given is None else parse_number(name, given, name)
 
 
 def _absolute_artifact_url(place: str) -> str:
