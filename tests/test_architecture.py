@@ -68,6 +68,8 @@ UPWARD: dict[tuple[str, str], str] = {
     ("steps", "workers"): "`Step.map` and `Step.submit` hand runs to workers",
     ("steps", "maintenance"): "the engine offers backup, prune and erase as methods",
     ("steps", "open_engine"): "a step finds its engine in the settings",
+    ("steps", "telemetry"): "every attempt is measured, and its outcome is decided by signals",
+    ("config", "telemetry"): "the settings `energy` and `signals` are checked by their parsers",
     ("steps", "workflows"): "a run takes signals and shows its journal, and an attempt may wait",
     ("log", "artifacts"): "tagged JSON carries references to artifacts",
     ("log", "steps"): "building a write needs the operations of the flow",
@@ -94,6 +96,7 @@ PURE_FILES = {
     *("oncemore.limits.rate_rules", "oncemore.control.model", "oncemore.log.record"),
     *("oncemore.governance.dataset_model", "oncemore.governance.role_model"),
     *("oncemore.maintenance.lineage", "oncemore.maintenance.retention_rules"),
+    *("oncemore.telemetry.energy", "oncemore.telemetry.signal_values"),
     *("oncemore.workers.map_items", "oncemore.workers.turns"),
 }
 

@@ -221,7 +221,7 @@ def commit_result(plan: StepPlan, outcome: AttemptOutcome, now: float) -> Script
     except Exception as fault:  # noqa: BLE001 - encoders of user types may raise anything
         lost = refusals.result_not_encodable(plan, head, fault, outcome.value)
         if plan.effect == "pure":
-            return (yield from _fail_without_result(plan, head, lost, now))
+            return (yield from _fail_without_result(plan, outcome, lost, now))
         body = {"result_unavailable": str(lost)}
     events = outcome.events
     if lost is None and not is_plain and plan.is_large(body["result"]):
@@ -247,6 +247,8 @@ def _append_commit(
     """Append COMMIT with its events, and the breaker's and the resource's record where there are such."""
     head = outcome.head
     body["duration_s"] = round(now - head.record.started_at, 6)
+    if outcome.usage is not None:
+        body["usage"] = outcome.usage
     change = transitions.build_commit(head, body)
     other: tuple[Any, ...] = ()
     if plan.breaker is not None:
@@ -268,10 +270,17 @@ def _append_commit(
     )
 
 
-def _fail_without_result(plan: StepPlan, head: LoadedHead, lost: ResultUnavailable, now: float) -> Script:
+def _fail_without_result(
+    plan: StepPlan, outcome: AttemptOutcome, lost: ResultUnavailable, now: float
+) -> Script:
     """Fail a `pure` step because its value cannot be stored; return the end, or CONFLICT."""
-    closing = close_run(head.record, "result_unavailable", now)
-    change = transitions.build_closing(plan, head, closing, plan.describe(lost, None), permanent=True)
+    head = outcome.head
+    closing, remarks = (
+        close_run(head.record, "result_unavailable", now),
+        transitions.measured_body(outcome, now),
+    )
+    error = plan.describe(lost, None)
+    change = transitions.build_closing(plan, head, closing, error, remarks, permanent=True)
     breaker_writes = yield from breaker_step.success_writes(plan, head, now)
     saved = yield from cooldown_step.append_to_run(plan, head, change, also=breaker_writes)
     return CONFLICT if saved is None else EndCall(None, refusals.run_failed(plan, saved, lost, None))

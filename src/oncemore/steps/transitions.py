@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from oncemore.policy.decide import Decision
     from oncemore.policy.model import Effect, State
     from oncemore.steps.call import PreparedCall
-    from oncemore.steps.ops import AttemptTerms, ReconcileAnswer
+    from oncemore.steps.ops import AttemptOutcome, AttemptTerms, ReconcileAnswer
     from oncemore.steps.plan import StepPlan
 
 #: The states of an ended run: the next call of its key begins a new run, or returns the stored outcome.
@@ -259,13 +259,19 @@ def build_commit(head: LoadedHead, body: dict[str, Any]) -> RecordChange:
     return make(RecordChange, (_COMMIT_MARKS, run, after, body))
 
 
+def measured_body(outcome: AttemptOutcome, now: float) -> dict[str, Any]:
+    """Return the duration and the usage of an attempt, for the body of the entry that ends it."""
+    body: dict[str, Any] = {"duration_s": round(now - outcome.head.record.started_at, 6)}
+    return body if outcome.usage is None else {**body, "usage": outcome.usage}
+
+
 def build_failure(
     plan: StepPlan, head: LoadedHead, error: dict[str, Any], decision: Decision, now: float
 ) -> RecordChange:
     """Return the run after the decision about its failed attempt, with the proof of that decision."""
     run = head.record
     proof = build_recorded_proof(decision, policy_id(plan.policy))
-    body = {"error": error, "proof": proof, "duration_s": round(now - run.started_at, 6)}
+    body: dict[str, Any] = {"error": error, "proof": proof}
     changes: dict[str, Any] = {"expected_duration_s": decision.situation.expected_s or 0.0}
     if decision.action in ("retry", "defer"):
         reason = decision.situation.hold_reason if decision.reason == "held" else decision.reason
