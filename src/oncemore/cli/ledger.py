@@ -225,6 +225,8 @@ def _print_verified(out: OutputWriter, report: LedgerReport) -> None:
             "no checkpoint from outside: a cut or replaced store would not be noticed (--against, --copy)",
             "yellow",
         )
+    if report.decisions:
+        out.write_line(f"{report.decisions:,} signed decisions are genuine")
     for removed in report.removed:
         out.write_line(
             f"{removed.entry_count:,} entries deleted by a prune of {removed.actor}: {removed.reason}"
@@ -252,6 +254,8 @@ def _print_export_verified(out: OutputWriter, report: ExportVerification) -> Non
     )
     if report.outside:
         out.write_line(f"{report.outside} checkpoints from outside match")
+    if report.decisions:
+        out.write_line(f"{report.decisions:,} signed decisions are genuine")
     if report.bodies < report.entries:
         out.write_line(f"{report.entries - report.bodies:,} entries are without their bodies")
     if report.removed:
