@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sqlite3
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ import pytest
 
 import oncemore
 from oncemore.errors import LedgerMismatch, NotPermitted, StaleDecision, UsageError
-from oncemore.governance.checkpoints import LedgerSigner, sign_log
+from oncemore.governance.checkpoints import LedgerSigner, make_checkpoint
 from oncemore.governance.identity import decide_as
 from oncemore.governance.keys import generate_key
 from oncemore.governance.ledger_export import export_to_path, verify_export
@@ -29,6 +28,7 @@ from oncemore.governance.signed_decisions import (
 )
 from oncemore.governance.ssh_signatures import sign_file_bytes
 from oncemore.log.entry_codec import read_body
+from tests.governance.sample_log import Attacker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -90,7 +90,7 @@ def test_only_the_key_decides_and_the_signature_is_stored(signed_store: Engine, 
     signature = decision["signature"]
     assert (signature["entity"], signature["version"]) == ("dataset/burials", 1)
     assert signature["previous"] == entry.prev.hex()
-    assert decision["changes"] == {"status": ["open", "blocked"]}
+    assert decision["changes"] == {"state": ["OPEN", "BLOCKED"]}
     assert find_faults(signed_store) == []
     assert verify_ledger(signed_store).decisions == 2
 
@@ -117,7 +117,7 @@ def test_a_decision_is_signed_elsewhere_and_used_once(signed_store: Engine, key:
         return signed_store.datasets.block("burials", reason="letter 17")
 
     statement = prepare(signed_store, key, decide)
-    assert signed_store.datasets.get("burials").status == "open"  # type: ignore[union-attr]
+    assert signed_store.datasets.get("burials").state == "OPEN"  # type: ignore[union-attr]
     values = json.loads(statement)
     assert values["decision"]["reason"] == "letter 17"
     presented = PresentedSignature(statement, sign_file_bytes(statement, NAMESPACE, key).encode())
@@ -170,7 +170,7 @@ def test_forged_signatures_are_refused(signed_store: Engine, key: SigningKey) ->
         PresentedSignature(statement, b"nonsense")
     with pytest.raises(UsageError, match="is not a prepared decision"):
         PresentedSignature(b"{}", sign_file_bytes(b"{}", NAMESPACE, key).encode())
-    assert signed_store.datasets.get("burials").status == "open"  # type: ignore[union-attr]
+    assert signed_store.datasets.get("burials").state == "OPEN"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("engine", ["memory"], indirect=True)
@@ -235,9 +235,12 @@ def test_every_altered_field_of_a_signed_decision_is_found(signed_store: Engine,
     for decision in altered:
         forged = last._replace(body=json.dumps({**body, "decision": decision}).encode())
         assert len(_find_faults_in([*entries[:-1], forged])) == 1, decision
-    # The same decision a second time, and the decision of another entry.
-    repeated = last._replace(version=last.version + 1, seq=last.seq + 1)
-    assert "was used before" in _find_faults_in([*entries, repeated._replace(entity="dataset/other")])[0]
+    # The same decision again: at another entity, at the next entry, and along with a run's artifact later.
+    for copy in (last._replace(entity="dataset/other"), last._replace(version=last.version + 1)):
+        assert "was made for dataset/burials entry 2" in _find_faults_in([*entries, copy])[0]
+    later = last._replace(entity="artifact/x", header=last.header.replace(b'"at":1', b'"at":2'))
+    assert later.header != last.header
+    assert "was used before" in _find_faults_in([*entries, later])[0]
     # Without the registration of the key, nothing vouches for it.
     without_key = [entry for entry in entries if entry.entity != "roles/table" or entry.version != 2]
     assert "was not registered" in _find_faults_in(without_key)[0]
@@ -263,26 +266,19 @@ def test_verify_and_the_export_find_a_rewritten_decision(
             LedgerMismatch, match="the decision in entry 1 of control/switches is not genuine"
         ):
             verify_ledger(rewritten)
-        sign_log(rewritten, signer)
+        make_checkpoint(rewritten, signer)
         export_to_path(rewritten, tmp_path / "export.jsonl")
         with (tmp_path / "export.jsonl").open("rb") as file, pytest.raises(LedgerMismatch, match="genuine"):
             verify_export(file, [signer.key.public])
 
 
 def rewrite_last_switch(path: Path) -> None:
-    """Replace the reason of the last switch, with a correct chain: it is the last entry of its entity."""
-    from hashlib import sha256
-
-    with sqlite3.connect(path) as db:
-        columns = [row[1] for row in db.execute("pragma table_info(entries)")]
-        row = db.execute(
-            "select rowid, prev, header, body from entries where entity = 'control/switches'"
-        ).fetchone()
-        body = bytes(row[3]).replace(b'"reason":"stop"', b'"reason":"Stop"')
-        new_hash = sha256(bytes(row[1]) + bytes(row[2]) + sha256(body).digest()).digest()
-        assert {"hash", "body"} <= set(columns)
-        db.execute("update entries set body = ?, hash = ? where rowid = ?", (body, new_hash, row[0]))
-        db.execute("update heads set hash = ?, body = ? where entity = 'control/switches'", (new_hash, body))
+    """Replace the reason of the last switch, and compute all hashes again."""
+    attacker = Attacker(path)
+    rows = attacker.read_rows()
+    (row,) = (row for row in rows if row["entity"] == "control/switches")
+    row["body"] = bytes(row["body"]).replace(b'"reason":"stop"', b'"reason":"Stop"')
+    attacker.rewrite(rows, rehash=True)
 
 
 # The command line -----------------------------------------------------------------------------------
@@ -321,7 +317,7 @@ def test_a_decision_is_prepared_signed_by_ssh_keygen_and_made(tmp_path: Path, ke
     (tmp_path / "token").write_text(token + "\n", encoding="utf-8")
     stop = ("switch", "on", "--reason", "stop", "--token-file", "token")
     run(*stop)
-    assert "duty (token " in run("switch")
+    assert "duty (token " in run("switch", fails=True)
     listed = run("roles")
     assert "operator  token  duty" in listed
     assert "reviewer  key    archivist" in listed

@@ -205,6 +205,8 @@ def _print_verified(out: OutputWriter, report: LedgerReport) -> None:
     from oncemore.queries.times import format_time
 
     out.write_line(f"intact: {report.entries:,} entries of {report.entities:,} entities", "green")
+    if report.decisions:
+        out.write_line(f"{report.decisions:,} signed decisions are genuine")
     if not report.checkpoints:
         out.write_line(
             "no checkpoint: only the hash chains were checked (oncemore ledger checkpoint)", "yellow"
@@ -225,8 +227,6 @@ def _print_verified(out: OutputWriter, report: LedgerReport) -> None:
             "no checkpoint from outside: a cut or replaced store would not be noticed (--against, --copy)",
             "yellow",
         )
-    if report.decisions:
-        out.write_line(f"{report.decisions:,} signed decisions are genuine")
     for removed in report.removed:
         out.write_line(
             f"{removed.entry_count:,} entries deleted by a prune of {removed.actor}: {removed.reason}"

@@ -49,6 +49,7 @@ STATEMENT_TYPE = "oncemore-decision-v1"
 MAX_AGE_S, MAX_AHEAD_S = 86_400.0, 300.0
 #: Why a signature is refused: it is not valid, not for this decision, or too old.
 SIGNATURE_REFUSED = "signature_refused"
+_RELEASED_WITH_A_RUN = ("artifact", "resource")
 
 
 class DecisionSubject(Value):
@@ -266,18 +267,29 @@ class DecisionVerifier:
             return "it was signed for another store"
         if not is_permitted(known["role"], OPERATOR):
             return f"{known['name']} was {known['role']}, who decides nothing"
-        return self._find_reuse(entry, subject, signature["nonce"], at)
+        return self._find_misuse(entry, subject, unsigned, (signature["nonce"], at))
 
-    def _find_reuse(self, entry: Entry, subject: DecisionSubject, nonce: str, at: float) -> str:
-        """Return the fault of a signature that stands at another entry than it was made for."""
+    def _find_misuse(
+        self, entry: Entry, subject: DecisionSubject, decision: dict[str, Any], use: tuple[str, float]
+    ) -> str:
+        """Return the fault of a signature that stands at another entry than it was made for.
+
+        use  the nonce of the signature, and the time of the entry
+        """
         place = (subject.entity, subject.version + 1)
         is_own = (entry.entity, entry.version) == place
         if is_own and subject.previous != entry.prev.hex():
             return "the entry before it is not the one that was signed"
-        # The other entries of the same batch carry the decision too, with the same time.
-        first = self._used.setdefault(nonce, (*place, at))
-        if first != (*place, at):
-            return f"its signature was used before, at {first[0]} entry {first[1]}"
+        # Entries of the same batch carry the decision too: the run that an approval names, and the artifacts
+        # and resources that are released with a run. They have the same time.
+        goes_along = (
+            entry.entity in decision.values() or entry.entity.partition("/")[0] in _RELEASED_WITH_A_RUN
+        )
+        if not (is_own or goes_along):
+            return f"its signature was made for {place[0]} entry {place[1]}"
+        nonce, at = use
+        if self._used.setdefault(nonce, (*place, at)) != (*place, at):
+            return "its signature was used before"
         return ""
 
 
