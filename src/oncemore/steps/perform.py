@@ -388,9 +388,11 @@ def build_outcome(
         return AttemptOutcome(
             attempt.head,
             value,
-            events=attempt.collect_outputs(),
+            events=attempt.collect_outputs(call.plan.operation),
             artifacts=attempt.list_artifacts(),
             mark=attempt.mark,
             joined_write=attempt.joined_write,
         )
-    return AttemptOutcome(attempt.head, value, None, True, attempt.events)
+    # Almost no attempt emits events, and this line is on the path of every success.
+    events = attempt.events and attempt.collect_outputs(call.plan.operation)
+    return AttemptOutcome(attempt.head, value, None, True, events)
