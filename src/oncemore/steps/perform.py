@@ -391,12 +391,13 @@ def build_outcome(
         return AttemptOutcome(
             attempt.head,
             value,
-            events=attempt.collect_outputs(),
+            events=attempt.collect_outputs(call.plan.operation),
             artifacts=attempt.list_artifacts(),
             mark=attempt.mark,
             joined_write=attempt.joined_write,
             usage=usage,
         )
+    # Almost no attempt emits events, and this line is on the path of every success.
+    events = attempt.events and attempt.collect_outputs(call.plan.operation)
     # All fields in order: `make` is a third of the cost of the constructor.
-    fields = (attempt.head, value, None, True, attempt.events, (), None, None, None, (), usage)
-    return make(AttemptOutcome, fields)
+    return make(AttemptOutcome, (attempt.head, value, None, True, events, (), None, None, None, (), usage))
