@@ -214,10 +214,7 @@ def export_records(entries: Iterable[Entry], cipher: BodyCipher | None = None) -
                 "checkpoint_ref": f"{header.entity}#{state.checkpoint_version}"
                 if state.checkpoint_version
                 else None,
-                "telemetry_snapshot": {
-                    "duration_s": body.get("duration_s"),
-                    "circuit_open": bool(body.get("circuit_open")),
-                },
+                "telemetry_snapshot": read_snapshot(body),
                 "decision_proof": body.get("proof"),
                 "correlation_id": state.correlation_id,
                 "reason": state.reason,
@@ -230,6 +227,11 @@ def export_records(entries: Iterable[Entry], cipher: BodyCipher | None = None) -
                     else {}
                 ),
             }
+
+
+def read_snapshot(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the measured values of an attempt, from the body of the entry that ended it."""
+    return {"duration_s": body.get("duration_s"), "circuit_open": bool(body.get("circuit_open"))}
 
 
 def _artifact_digests(mark: str, body: dict[str, Any]) -> dict[str, Any]:
