@@ -63,11 +63,11 @@ def load_recorded_runs(
     """Return the runs that match, in the order of their first entry in the period."""
     if wanted.until < wanted.since:
         raise UsageError("the period ends before it begins; give the earlier time to --since.")
-    policies, now = PolicyLookup(store), store.now()
+    policies = PolicyLookup(store)
     entities = list_entities_between(store, wanted.since, wanted.until)
     runs: list[RecordedRun] = []
     for done, entity in enumerate(entities, 1):
-        for run in _split_runs(fold_runs(store, entity), policies, now):
+        for run in _split_runs(fold_runs(store, entity), policies):
             last = run.attempts[-1].ended if run.attempts else run.created_at
             # A key may have older and newer runs outside of the period.
             if run.attempts and run.created_at <= wanted.until and last >= wanted.since:
@@ -132,32 +132,31 @@ class PolicyLookup:
         return policy if policy.digest == digest else None
 
 
-def _split_runs(entries: Iterable[FoldedEntry], policies: PolicyLookup, now: float) -> Iterator[RecordedRun]:
+def _split_runs(entries: Iterable[FoldedEntry], policies: PolicyLookup) -> Iterator[RecordedRun]:
     """Yield the runs of a key, from its entries in order."""
     own: list[FoldedEntry] = []
     complete_cfg: str | None = None
     for entry in entries:
         if own and own[-1][2].run_id != entry[2].run_id:
-            yield _build_run(own, policies, now, complete_cfg)
+            yield _build_run(own, policies, complete_cfg)
             complete_cfg = _complete_config(own[-1][2], complete_cfg)
             own = []
         own.append(entry)
     if own:
-        yield _build_run(own, policies, now, complete_cfg)
+        yield _build_run(own, policies, complete_cfg)
 
 
 def _complete_config(run: RunRecord, earlier: str | None) -> str | None:
     return run.cfg_hash if run.state == "COMPLETE" else earlier
 
 
-def _build_run(
-    entries: list[FoldedEntry], policies: PolicyLookup, now: float, complete_cfg: str | None
-) -> RecordedRun:
+def _build_run(entries: list[FoldedEntry], policies: PolicyLookup, complete_cfg: str | None) -> RecordedRun:
     entry, header, run, _ = entries[-1]
     attempts = tuple(_list_attempts(entries, policies))
     is_over = run.state in ("COMPLETE", "HARD_FAIL")
-    # Later entries of a finished run, such as PRUNE, do not make it longer.
-    ended_at = next((h.at for _, h, r, _ in entries if r.state == run.state), header.at) if is_over else now
+    # Later entries of a finished run, such as PRUNE, do not make it longer. An open run is as old as its last
+    # entry: the time of reading would give other bytes each time.
+    ended_at = next(h.at for _, h, r, _ in entries if r.state == run.state) if is_over else header.at
     codes = [one.situation.failure.code for one in attempts if one.situation is not None]
     return RecordedRun(
         run_id=run.run_id,
