@@ -44,7 +44,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         *("open_engine", "outbox", "schedules", "telemetry", "workers", "workflows"),
     ),
     (PACKAGE,),
-    ("queries", "testing"),
+    ("queries", "simulate", "testing"),
     ("profiles", "stepfunctions"),
     ("programs",),
     ("cli", "demo"),
@@ -95,12 +95,14 @@ PURE_FILES = {
     *("oncemore.governance.dataset_model", "oncemore.governance.role_model"),
     *("oncemore.maintenance.lineage", "oncemore.maintenance.retention_rules"),
     *("oncemore.workers.map_items", "oncemore.workers.turns"),
+    *("oncemore.queries.charts", "oncemore.queries.documents"),
+    *(f"oncemore.simulate.{name}" for name in ("assumed", "recorded_runs", "storm", "totals", "what_if")),
 }
 
 #: What a pure file may import of the standard library, and of us besides other pure files. Anything else
 #: could read a clock, draw random numbers, or touch a file, a thread or the network.
 PURE_IMPORTS = {
-    *("__future__", "bisect", "collections", "functools", "hashlib", "itertools", "json", "math"),
+    *("__future__", "bisect", "collections", "functools", "hashlib", "heapq", "itertools", "json", "math"),
     *("operator", "re", "string", "types", "unicodedata"),
     # The light inner parts of collections, hashlib and operator.
     *("_collections", "_operator", "_sha2", "_sha256"),

@@ -9,6 +9,7 @@ light or dark theme. The same values always give the same bytes.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 
 from oncemore._values import Value
 
@@ -289,10 +290,12 @@ def draw_lines(
     columns = max(MIN_COLUMNS, width - margin - 3)
     grid = [[" "] * columns for _ in range(TERMINAL_ROWS + 1)]
     # The first series is drawn last: it is the one that the others are compared with.
+    per_column = (last - first) / (columns - 1)
     for n, one in reversed(list(enumerate(series))):
-        for x, y in one.points:
-            column = round((columns - 1) * (x - first) / (last - first or 1.0))
-            grid[TERMINAL_ROWS - round(TERMINAL_ROWS * y / scale[-1])][column] = MARKS[n]
+        for column in range(columns):
+            y = _value_between(one.points, first + per_column * column)
+            if y is not None:
+                grid[TERMINAL_ROWS - round(TERMINAL_ROWS * y / scale[-1])][column] = MARKS[n]
     ticks = {TERMINAL_ROWS - round(TERMINAL_ROWS * value / scale[-1]): value for value in scale}
     lines = [
         f"{format_number(ticks[row]) if row in ticks else '':>{margin}} │{''.join(cells)}".rstrip()
@@ -302,3 +305,16 @@ def draw_lines(
     gap = max(1, columns - len(low) - len(high))
     legend = "   ".join(f"{MARKS[n]} {one.name}" for n, one in enumerate(series))
     return [*lines, f"{'':>{margin}} └{'─' * columns}", f"{'':>{margin}}  {low}{' ' * gap}{high}", legend]
+
+
+def _value_between(points: Sequence[tuple[float, float]], x: float) -> float | None:
+    """Return the value of a line at x, between two of its points; None outside of the line."""
+    # Rounding may put the last column a little behind the last point.
+    place = bisect_left(points, (x, -math.inf))
+    if place == len(points):
+        return points[-1][1] if points and math.isclose(x, points[-1][0]) else None
+    right = points[place]
+    if right[0] == x or not place:
+        return right[1] if math.isclose(right[0], x) else None
+    left = points[place - 1]
+    return left[1] + (right[1] - left[1]) * (x - left[0]) / (right[0] - left[0])
