@@ -4,8 +4,8 @@
     python bench/simulate.py --quick   the same in a few seconds, too noisy to believe
     python bench/simulate.py --json    the same for a machine
 
-The runs are recorded first, by real steps that fail on a test clock, and read from their log. What is measured
-is the CPU time of one attempt in each of three simulations: under the recorded policies, under another policy
+The runs are recorded first, by real steps that fail on a test clock, and read from their log. Measured is the
+CPU time of one attempt in each of three simulations: under the recorded policies, under another policy
 with its error classes, and under a tuned policy with other signals. Reading the runs from the log is measured
 beside it. The limit is 20 µs an attempt: 50,000 a second on one core.
 """
@@ -22,7 +22,7 @@ from _measure import Effort, Goal, Group, Row, Subject, command, interleaved, sp
 import oncemore
 from oncemore.policy.tuning import Tuning
 from oncemore.queries.policies import find_policy
-from oncemore.queries.recorded_runs import RunFilter, build_recorded_world, load_recorded_runs
+from oncemore.queries.recorded_runs import RecordedRunFilter, build_recorded_world, load_recorded_runs
 from oncemore.simulate.recorded_runs import SignalTimeline, SimulatedWorld
 from oncemore.simulate.what_if import WhatIf
 from oncemore.testing import FakeClock
@@ -55,7 +55,7 @@ def recorded_runs(count: int) -> tuple[list[RecordedRun], Callable[[], list[Reco
             work(n)
 
     def read() -> list[RecordedRun]:
-        return load_recorded_runs(engine.store, RunFilter(0.0, float("inf")))
+        return load_recorded_runs(engine.store, RecordedRunFilter(0.0, float("inf")))
 
     return read(), read, engine
 

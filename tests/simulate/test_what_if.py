@@ -16,7 +16,7 @@ from oncemore.policy.model import Failure
 from oncemore.policy.policy import Policy
 from oncemore.policy.tuning import Signals, Tuning
 from oncemore.policy.verdict import ErrorClasses
-from oncemore.queries.recorded_runs import RunFilter, build_recorded_world, load_recorded_runs
+from oncemore.queries.recorded_runs import RecordedRunFilter, build_recorded_world, load_recorded_runs
 from oncemore.queries.stores import open_read_only
 from oncemore.queries.what_if import SimulationOptions, compare_runs
 from oncemore.simulate.recorded_runs import (
@@ -35,7 +35,7 @@ from tests.simulate.conftest import OUTAGE_S
 if TYPE_CHECKING:
     from pathlib import Path
 
-ALL = RunFilter(0.0, float("inf"))
+ALL = RecordedRunFilter(0.0, float("inf"))
 TIMEOUT = Failure("transient", code="TIMEOUT", rule="python:TimeoutError")
 ENERGY = 0.02
 

@@ -321,6 +321,8 @@ oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
         "storm": "simulate:storm",
         "tail": "runs:tail",
         "audit": "audit:audit",
+        "report": "reports:report",
+        "alerts": "alerts:alerts",
         "doctor": "doctor:doctor",
         "health": "doctor:health",
         "policy": "policy:policy",

@@ -100,13 +100,13 @@ def simulate(store: str | None, in_json: bool, html: str | None, markdown: str |
 
 
 def _load_runs(store: str | None, options: dict[str, Any], in_json: bool) -> list[RecordedRun]:
-    from oncemore.queries.recorded_runs import RunFilter, load_recorded_runs
+    from oncemore.queries.recorded_runs import RecordedRunFilter, load_recorded_runs
     from oncemore.queries.stores import open_read_only
     from oncemore.queries.times import parse_instant
 
     with open_read_only(store) as opened, ProgressLine("reading runs", quiet=in_json) as progress:
         now = opened.now()
-        wanted = RunFilter(
+        wanted = RecordedRunFilter(
             since=0.0 if options["since"] is None else parse_instant(options["since"], now),
             until=float("inf") if options["until"] is None else parse_instant(options["until"], now),
             step=options["step"],

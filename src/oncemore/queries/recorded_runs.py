@@ -43,7 +43,7 @@ _SNAPSHOT_FIELDS = {
 }
 
 
-class RunFilter(Value):
+class RecordedRunFilter(Value):
     """The runs to read; a field that is None or empty matches every run.
 
     since, until  runs with an entry between these times
@@ -58,7 +58,7 @@ class RunFilter(Value):
 
 
 def load_recorded_runs(
-    store: Store, wanted: RunFilter, progress: Progress = lambda done, of: None
+    store: Store, wanted: RecordedRunFilter, progress: Progress = lambda done, of: None
 ) -> list[RecordedRun]:
     """Return the runs that match, in the order of their first entry in the period."""
     if wanted.until < wanted.since:
@@ -76,7 +76,7 @@ def load_recorded_runs(
     return [run for run in runs if _matches_filter(run, wanted)]
 
 
-def _matches_filter(run: RecordedRun, wanted: RunFilter) -> bool:
+def _matches_filter(run: RecordedRun, wanted: RecordedRunFilter) -> bool:
     # A policy is named alone, or with version and digest as in `oncemore runs`.
     has_policy = not wanted.policy or run.policy == wanted.policy or policy_base(run.policy) == wanted.policy
     return (
@@ -204,6 +204,7 @@ def _make_attempt(
         outcome="COMPLETE" if after.state == "COMPLETE" else "LOST",
         values=read_values(read_snapshot(body)),
         counted=after.attempt_count >= begun.attempt_count,
+        discarded=after.reason == "lease_expired",
     )
     proof = body.get("proof")
     if after.state == "COMPLETE" or not isinstance(proof, dict) or is_closing(proof):

@@ -49,6 +49,7 @@ class RecordedAttempt(Value):
     counted    whether it counts in `max_attempts`: one that was lost with its process may not
     policy     the policy that decided after it; None unless it failed
     situation  the inputs of that decision; None unless it failed
+    discarded  whether another process closed it after its lease: a later result of it is not used
     action     the decision: retry, defer, stop or quarantine; empty unless it failed
     delay_s    the time from its end to the planned start of the next attempt
     """
@@ -63,6 +64,7 @@ class RecordedAttempt(Value):
     situation: Situation | None = None
     action: str = ""
     delay_s: float = 0.0
+    discarded: bool = False
 
 
 class RecordedRun(Value):

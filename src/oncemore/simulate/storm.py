@@ -6,7 +6,7 @@ the same, and the client is done. Otherwise it waits and begins again with the r
 message by a normal distribution with a mean of 10 ms and a deviation of 2 ms; the backoff starts at 5 ms and
 is capped at 2 s.
 
-The model of *capacity* is a server that works on a fixed number of requests at once and rejects the others.
+The model of *capacity* is a server that works on some requests at once and rejects all further ones.
 
 Time is virtual: a heap of events, no clock. Random numbers come from a generator that the caller seeds, and
 the delays from `policy.backoff`, the same code that calls use.
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     StormEvent = tuple[float, int, Callable[..., None], int, int]
 
 MODELS = ("contention", "capacity")
-#: A storm ends after this many calls, whatever is still open: a strategy may never come to an end.
+#: A storm ends after this many calls even if clients are open: a strategy may never come to an end.
 MAX_CALLS = 5_000_000
 
 

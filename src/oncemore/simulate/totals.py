@@ -58,7 +58,11 @@ def sum_runs(runs: Sequence[SimulatedRun]) -> SimulationTotals:
     """Return the totals of simulated runs."""
     attempts = [attempt for one in runs for attempt in one.attempts]
     repeated = [
-        attempt for one in runs for number, attempt in enumerate(one.attempts) if number or one.run.repeated
+        attempt
+        for one in runs
+        for number, attempt in enumerate(one.attempts)
+        # The result of a discarded attempt is not used, so that its work was done in vain.
+        if number or one.run.repeated or one.run.attempts[attempt.source].discarded
     ]
     return SimulationTotals(
         runs=len(runs),
