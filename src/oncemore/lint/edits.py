@@ -31,9 +31,7 @@ class EditedLines:
             data = self.lines[line - 1][column:end_column]
         else:
             middle = self.lines[line : end_line - 1]
-            data = b"\n".join(
-                [self.lines[line - 1][column:], *middle, self.lines[end_line - 1][:end_column]]
-            )
+            data = b"\n".join([self.lines[line - 1][column:], *middle, self.lines[end_line - 1][:end_column]])
         return data.decode("utf-8", "surrogatepass")
 
 
@@ -44,13 +42,15 @@ def insert_text(line: int, column: int, text: str) -> SourceEdit:
 
 def replace_node(node: ast.expr, text: str) -> SourceEdit:
     """Return an edit that replaces an expression."""
-    assert node.end_lineno is not None and node.end_col_offset is not None
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
     return SourceEdit(node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, text)
 
 
 def add_keyword(facts: ModuleFacts, node: ast.expr, keyword: str) -> SourceEdit | None:
     """Return an edit that adds a keyword to a call, or a call with it to a bare decorator."""
-    assert node.end_lineno is not None and node.end_col_offset is not None
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
     end_line, end_column = node.end_lineno, node.end_col_offset
     if not isinstance(node, ast.Call):
         return insert_text(end_line, end_column, f"({keyword})")
@@ -66,8 +66,10 @@ def _append_argument(
     facts: ModuleFacts, node: ast.Call, arguments: list[ast.expr], keyword: str
 ) -> SourceEdit | None:
     last = max(arguments, key=lambda one: (one.end_lineno or 0, one.end_col_offset or 0))
-    assert last.end_lineno is not None and last.end_col_offset is not None
-    assert node.end_lineno is not None and node.end_col_offset is not None
+    assert last.end_lineno is not None
+    assert last.end_col_offset is not None
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
     start, end = (last.end_lineno, last.end_col_offset), (node.end_lineno, node.end_col_offset - 1)
     between = EditedLines(facts.source).text_between(start, end)
     if "#" in between or "\\" in between:
@@ -113,31 +115,47 @@ def _is_right(facts: ModuleFacts, node: ast.Call, edit: SourceEdit, keyword: str
     )
 
 
-def import_names(facts: ModuleFacts, module: str, beside: str, names: Sequence[str]) -> list[SourceEdit] | None:
+def import_names(
+    facts: ModuleFacts, module: str, beside: str, names: Sequence[str]
+) -> list[SourceEdit] | None:
     """Return edits that add names to the `from module import beside` statement; None if there is none."""
     for node in facts.imports:
         if isinstance(node, ast.ImportFrom) and node.module == module and not node.level:
             present = {alias.name for alias in node.names if alias.asname is None}
             if beside in {alias.name for alias in node.names}:
                 last = node.names[-1]
-                assert last.end_lineno is not None and last.end_col_offset is not None
+                assert last.end_lineno is not None
+                assert last.end_col_offset is not None
                 missing = [name for name in names if name not in present]
                 text = "".join(f", {name}" for name in missing)
                 return [insert_text(last.end_lineno, last.end_col_offset, text)] if missing else []
     return None
 
 
-def apply_edits(source: str, edits: Iterable[SourceEdit]) -> str:
-    """Return the source with all edits applied; equal insertions at one place are made once.
+def choose_edits(groups: Iterable[Sequence[SourceEdit]]) -> list[SourceEdit]:
+    """Return the edits of the groups that can be applied at once.
 
-    Overlapping edits are left for the next pass.
+    A group is applied as a whole or left for the next pass. Two groups may share equal edits; any other
+    edits that touch each other, also two insertions at one place, exclude each other.
     """
+    chosen: list[SourceEdit] = []
+    for group in groups:
+        new = [edit for edit in group if edit not in chosen]
+        if not any(_touches(one, other) for one in new for other in chosen):
+            chosen += new
+    return chosen
+
+
+def _touches(one: SourceEdit, other: SourceEdit) -> bool:
+    starts_before = (one.line, one.column) <= (other.end_line, other.end_column)
+    return starts_before and (other.line, other.column) <= (one.end_line, one.end_column)
+
+
+def apply_edits(source: str, edits: Iterable[SourceEdit]) -> str:
+    """Return the source with all edits applied; they must not touch each other."""
     lines = EditedLines(source).lines
-    limit = (len(lines) + 1, 0)
-    for edit in sorted(set(edits), reverse=True):
-        if (edit.end_line, edit.end_column) > limit:
-            continue
-        limit = (edit.line, edit.column)
+    # From the end to the beginning, so that the positions of the remaining edits stay valid.
+    for edit in sorted(edits, reverse=True):
         head = lines[edit.line - 1][: edit.column]
         tail = lines[edit.end_line - 1][edit.end_column :]
         text = edit.text.encode("utf-8", "surrogatepass")

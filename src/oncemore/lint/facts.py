@@ -24,6 +24,9 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 LOOPS = (ast.While, ast.For, ast.AsyncFor)
 TRIES = (ast.Try, ast.TryStar)
 
+#: Parts of a `try` that run after its body has failed or ended.
+_REACTIONS = ("handler", "finally")
+
 
 class Place:
     """A position in the nesting of a module: a node that has a body, and the place around it.
@@ -129,7 +132,18 @@ class ModuleFacts:
 # Field names that hold names, operators and flags, and never a call or a statement.
 _PLAIN_FIELDS = {
     *("ctx", "op", "ops", "id", "name", "attr", "arg", "type_comment", "kind", "annotation", "returns"),
-    *("level", "module", "is_async", "simple", "conversion", "type_ignores", "names", "asname", "rest", "cls"),
+    *(
+        "level",
+        "module",
+        "is_async",
+        "simple",
+        "conversion",
+        "type_ignores",
+        "names",
+        "asname",
+        "rest",
+        "cls",
+    ),
     *("kwd_attrs", "type_params", "posonlyargs", "kwonlyargs", "vararg", "kwarg"),
 }
 _LEAVES = (
@@ -239,7 +253,8 @@ def assign_tries_to_loops(facts: ModuleFacts) -> list[LoopSite]:
     by_node = {id(loop.node): loop for loop in facts.loops}
     for site in facts.tries:
         for place in walk_places(site.place):
-            if isinstance(place.node, (*FUNCTIONS, ast.Lambda, ast.ClassDef)):
+            # A `try` inside of a handler reacts to a failure and is not the work that is repeated.
+            if isinstance(place.node, (*FUNCTIONS, ast.Lambda, ast.ClassDef)) or place.part in _REACTIONS:
                 break
             if isinstance(place.node, LOOPS):
                 by_node[id(place.node)].tries.append(site.node)

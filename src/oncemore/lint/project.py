@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from oncemore.lint.check import check_bytes, decode_source
-from oncemore.lint.edits import apply_edits
+from oncemore.lint.edits import apply_edits, choose_edits
 from oncemore.lint.settings import LintSettings, LintUsageError, matches_pattern
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def read_files(paths: Sequence[Path], base: Path) -> Iterator[CheckedFile]:
 
 @contextmanager
 def paused_collector() -> Iterator[None]:
-    """Pause the garbage collector: syntax trees have no cycles, and it would walk them for half of the time."""
+    """Pause the garbage collector: syntax trees have no cycles, and walking them takes half of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -158,12 +158,11 @@ def mend_source(data: bytes, path: str, settings: LintSettings) -> bytes:
     """
     for _ in range(_MAX_PASSES):
         findings = check_bytes(data, path, settings.rules)
-        edits = [
-            edit
+        edits = choose_edits(
+            finding.edits
             for finding in findings
             if not finding.reason and not settings.find_file_ignore(path, finding.rule)
-            for edit in finding.edits
-        ]
+        )
         if not edits:
             break
         source, encoding = decode_source(data)

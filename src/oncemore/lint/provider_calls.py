@@ -33,9 +33,10 @@ _PROVIDER = re.compile(
     | socket\.create_connection$
     | (boto3|botocore\.session\.get_session\(\))\.(client|resource)\(\)\.[\w.]+$
     | boto3\.(session\.)?Session\(\)\.(client|resource)\(\)\.[\w.]+$
-    | (openai|anthropic|stripe|twilio\.rest|slack_sdk|sendgrid)\.[\w.]*(\(\))?[\w.]*\.(create|send|generate|\w+_\w+)$
+    | (openai|anthropic|stripe|twilio\.rest|slack_sdk|sendgrid)\.[\w.]*(\(\))?[\w.]*
+      \.(create|send|generate|\w+_\w+)$
     | (redis|psycopg|psycopg2|pymongo|asyncpg)\.\w*\(\)\.\w+$
-    | google\.cloud\.[\w.]+\(\)\.\w+$
+    | google\.cloud\.[\w.]+Client\(\)\.\w+$
     """
 )
 _NETWORK_EXCEPTION = re.compile(
@@ -54,18 +55,18 @@ class TimeoutRule(NamedTuple):
 
     position     the number of the positional argument; -1 if it is a keyword only
     has_default  whether the library has a timeout of its own, so that only `timeout=None` removes it
-    needs        the number of arguments below which the call does not connect
+    needs_host   whether the call connects only if it is given a host or an address
     """
 
     position: int = -1
     has_default: bool = False
-    needs: int = 0
+    needs_host: bool = False
 
 
 #: Calls that take a timeout, by resolved name.
 TIMEOUT_RULES: dict[str, TimeoutRule] = {
     **{
-        f"requests.{prefix}{method}": TimeoutRule(needs=1)
+        f"requests.{prefix}{method}": TimeoutRule(needs_host=True)
         for prefix in ("", "api.", "Session().", "session().", "sessions.Session().")
         for method in ("get", "post", "put", "patch", "delete", "head", "options", "request")
     },
@@ -77,18 +78,18 @@ TIMEOUT_RULES: dict[str, TimeoutRule] = {
     },
     **{f"{library}.{name}": TimeoutRule(has_default=True)
        for library in ("httpx", "httpx2") for name in ("Client", "AsyncClient")},
-    "urllib.request.urlopen": TimeoutRule(2, needs=1),
-    "http.client.HTTPConnection": TimeoutRule(2, needs=1),
-    "http.client.HTTPSConnection": TimeoutRule(4, needs=1),
-    "socket.create_connection": TimeoutRule(1, needs=1),
-    "smtplib.SMTP": TimeoutRule(3, needs=1),
-    "smtplib.SMTP_SSL": TimeoutRule(5, needs=1),
-    "ftplib.FTP": TimeoutRule(4, needs=1),
-    "ftplib.FTP_TLS": TimeoutRule(4, needs=1),
-    "imaplib.IMAP4": TimeoutRule(2, needs=1),
-    "imaplib.IMAP4_SSL": TimeoutRule(-1, needs=1),
-    "poplib.POP3": TimeoutRule(2, needs=1),
-    "poplib.POP3_SSL": TimeoutRule(-1, needs=1),
+    "urllib.request.urlopen": TimeoutRule(2, needs_host=True),
+    "http.client.HTTPConnection": TimeoutRule(2, needs_host=True),
+    "http.client.HTTPSConnection": TimeoutRule(4, needs_host=True),
+    "socket.create_connection": TimeoutRule(1, needs_host=True),
+    "smtplib.SMTP": TimeoutRule(3, needs_host=True),
+    "smtplib.SMTP_SSL": TimeoutRule(5, needs_host=True),
+    "ftplib.FTP": TimeoutRule(4, needs_host=True),
+    "ftplib.FTP_TLS": TimeoutRule(4, needs_host=True),
+    "imaplib.IMAP4": TimeoutRule(2, needs_host=True),
+    "imaplib.IMAP4_SSL": TimeoutRule(-1, needs_host=True),
+    "poplib.POP3": TimeoutRule(2, needs_host=True),
+    "poplib.POP3_SSL": TimeoutRule(-1, needs_host=True),
     "aiohttp.ClientSession": TimeoutRule(has_default=True),
 }  # fmt: skip
 
@@ -115,7 +116,9 @@ _HTTP_CLIENT = re.compile(
     r"(?P<method>post|patch|request)$"
 )
 #: Words in a URL or a function of requests that only read, or that give a new token each time.
-_READING = re.compile(r"(?i)search|query|graphql|token|oauth|login|auth|session|sparql|select|count|lookup|rpc")
+_READING = re.compile(
+    r"(?i)search|query|graphql|token|oauth|login|auth|session|sparql|select|count|lookup|rpc"
+)
 #: Words that show an idempotency key.
 _KEY = re.compile(r"(?i)idempot|dedup|request_?id|transaction_?id|client_?token")
 

@@ -40,14 +40,15 @@ _REACHING_NAME = re.compile(
 )
 #: Exceptions that report the state of a value, a queue or a name, and not a failure of the work.
 _STATE_EXCEPTIONS = {
-    "StopIteration", "StopAsyncIteration", "KeyError", "IndexError", "LookupError", "ValueError", "TypeError",
-    "AttributeError", "FileExistsError", "InterruptedError", "BlockingIOError", "Empty", "Full", "QueueEmpty",
-    "QueueFull", "ImportError", "ModuleNotFoundError", "UnicodeDecodeError", "UnicodeError", "NameError",
-    "UnicodeEncodeError", "SyntaxError", "RecursionError", "AssertionError", "KeyboardInterrupt", "SystemExit",
-    "GeneratorExit", "CancelledError", "ProcessLookupError", "ChildProcessError", "ZeroDivisionError",
-    "OverflowError", "DoesNotExist", "ObjectDoesNotExist", "FileNotFoundError", "NotADirectoryError",
-    "SSLWantReadError", "SSLWantWriteError", "WantReadError", "WantWriteError", "IntegrityError", "MemoryError",
-    "NotImplementedError", "EOFError", "Cancelled", "ClosedResourceError", "EndOfStream", "InvalidOperation",
+    "StopIteration", "StopAsyncIteration", "KeyError", "IndexError", "LookupError", "ValueError",
+    "TypeError", "AttributeError", "FileExistsError", "InterruptedError", "BlockingIOError", "Empty",
+    "Full", "QueueEmpty", "QueueFull", "ImportError", "ModuleNotFoundError", "UnicodeDecodeError",
+    "UnicodeError", "NameError", "UnicodeEncodeError", "SyntaxError", "RecursionError", "AssertionError",
+    "KeyboardInterrupt", "SystemExit", "GeneratorExit", "CancelledError", "ProcessLookupError",
+    "ChildProcessError", "ZeroDivisionError", "OverflowError", "DoesNotExist", "ObjectDoesNotExist",
+    "FileNotFoundError", "NotADirectoryError", "SSLWantReadError", "SSLWantWriteError", "WantReadError",
+    "WantWriteError", "IntegrityError", "MemoryError", "NotImplementedError", "EOFError", "Cancelled",
+    "ClosedResourceError", "EndOfStream", "InvalidOperation",
 }  # fmt: skip
 _TIMEOUTS = {"TimeoutError", "timeout", "Timeout", "TimeoutExpired", "WaitTimeout"}
 #: Calls by which a person is asked again.
@@ -56,12 +57,13 @@ _PROMPTS = {"input", "raw_input", "getpass", "prompt", "confirm", "ask", "readli
 _FRESH = {"next", "pop", "popleft", "choice", "randint", "uuid4", "get_nowait", "token_hex", "randrange"}
 #: Calls in a handler that surely do not raise the caught exception again.
 _HARMLESS = {
-    "debug", "info", "warning", "warn", "error", "exception", "critical", "log", "print", "write", "close",
-    "format", "str", "repr", "print_exc", "format_exc", "append", "strip", "uniform", "random", "min", "max",
-    "int", "float", "echo", "secho", "flush", "join", "split", "get", "time", "monotonic", "type", "len",
-    "isinstance", "getattr", "hasattr", "exc_info", "message", "add", "clear", "round", "pow", "msg", "perror",
-    "disconnect", "format_exception", "_", "now", "set", "dict", "list", "bool", "lower", "perf_counter",
-    "randint", "update", "inc", "incr", "increment_counter", "put", "notice", "trace", "verbose", "success",
+    "debug", "info", "warning", "warn", "error", "exception", "critical", "log", "print", "write",
+    "close", "format", "str", "repr", "print_exc", "format_exc", "append", "strip", "uniform", "random",
+    "min", "max", "int", "float", "echo", "secho", "flush", "join", "split", "get", "time", "monotonic",
+    "type", "len", "isinstance", "getattr", "hasattr", "exc_info", "message", "add", "clear", "round",
+    "pow", "msg", "perror", "disconnect", "format_exception", "_", "now", "set", "dict", "list", "bool",
+    "lower", "perf_counter", "randint", "update", "inc", "incr", "increment_counter", "put", "notice",
+    "trace", "verbose", "success",
 }  # fmt: skip
 
 
@@ -101,7 +103,7 @@ def _read_loop(facts: ModuleFacts, loop: LoopSite, attempt: TryNode) -> RetryLoo
     handlers = [
         handler
         for handler in attempt.handlers
-        if not always_leaves(handler.body) and _is_failure(facts, handler, loop.place)
+        if _goes_on(inside, handler) and _is_failure(facts, handler, loop.place)
     ]
     if not handlers or not _success_ends_loop(inside) or _tries_other_values(inside, handlers):
         return None
@@ -135,7 +137,7 @@ class _Inside:
 def _contains(outer: ast.AST, inner: ast.AST) -> bool:
     start = (inner.lineno, inner.col_offset)  # type: ignore[attr-defined]
     end = (inner.end_lineno, inner.end_col_offset)  # type: ignore[attr-defined]
-    return (outer.lineno, outer.col_offset) <= start and end <= (outer.end_lineno, outer.end_col_offset)  # type: ignore[attr-defined, no-any-return]
+    return (outer.lineno, outer.col_offset) <= start and end <= (outer.end_lineno, outer.end_col_offset)  # type: ignore[attr-defined]
 
 
 def _is_failure(facts: ModuleFacts, handler: ast.ExceptHandler, place: Place | None) -> bool:
@@ -179,6 +181,16 @@ def _success_ends_loop(inside: _Inside) -> bool:
     if _is_flag_loop(inside):
         return True
     return _counts_attempts(inside.loop) and _leaves_if_successful([*attempt.body, *attempt.orelse, *after])
+
+
+def _goes_on(inside: _Inside, handler: ast.ExceptHandler) -> bool:
+    """Return whether the loop goes on after a handler."""
+    if always_leaves(handler.body):
+        return False
+    if any(isinstance(node, ast.Continue) and not inner for node, inner in walk_own(handler.body)):
+        return True
+    # The statements behind the `try` run after the handler as well.
+    return not always_leaves(_statements_after(inside.loop, inside.attempt))
 
 
 def _statements_after(loop: LoopNode, attempt: TryNode) -> list[ast.stmt]:
@@ -239,10 +251,9 @@ def _tries_other_values(inside: _Inside, handlers: list[ast.ExceptHandler]) -> b
 def _find_waits(inside: _Inside) -> list[ast.Call]:
     """Return the calls that wait between attempts: outside of the attempt, or at its beginning."""
     attempt = inside.attempt
-    outside = [node for node in ast.iter_child_nodes(inside.loop) if node is not attempt]
     waits = [
         call
-        for call in list_calls(outside)
+        for call in list_calls(inside.loop.body)
         if WAIT_NAME.search(last_part(call)) and not _in_body(call, attempt)
     ]
     # `if number: sleep(...)` before the work of a later attempt.
@@ -281,7 +292,7 @@ def _is_endless(loop: LoopSite, inside: _Inside, handlers: list[ast.ExceptHandle
     if not _never_ends_by_itself(loop.node, inside) or _has_timeout_around(loop.place):
         return False
     for handler in handlers:
-        if may_leave(handler.body) or not all(map(_is_harmless, list_calls(handler.body))):
+        if may_leave(handler.body) or not all(map(is_harmless, list_calls(handler.body))):
             return False
     # A counter or a deadline may be checked anywhere else in the loop.
     for node in inside.rest:
@@ -315,14 +326,19 @@ def _has_timeout_around(place: Place | None) -> bool:
     return False
 
 
-def _is_harmless(call: ast.Call) -> bool:
+def is_harmless(call: ast.Call) -> bool:
+    """Return whether a call only logs, formats, closes or waits."""
     name = last_part(call)
-    return name.lower() in _HARMLESS or bool(WAIT_NAME.search(name)) or "log" in dotted_text(call.func).lower()
+    return (
+        name.lower() in _HARMLESS or bool(WAIT_NAME.search(name)) or "log" in dotted_text(call.func).lower()
+    )
 
 
-def has_only_harmless_calls(handler: ast.ExceptHandler) -> bool:
-    """Return whether a handler only logs, closes and waits, and repairs nothing."""
-    return all(map(_is_harmless, list_calls(handler.body)))
+def has_only_harmless_calls(loop: RetryLoop) -> bool:
+    """Return whether a loop only logs, closes and waits between attempts, and repairs nothing."""
+    calls = [call for call in list_calls(loop.node.body) if not _contains(loop.attempt, call)]
+    calls += [call for handler in loop.handlers for call in list_calls(handler.body)]
+    return all(map(is_harmless, calls))
 
 
 def _count_passes(loop: LoopNode) -> int | None:

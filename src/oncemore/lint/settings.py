@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import tomllib
 from fnmatch import fnmatch
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore.lint.model import SEVERITIES, SUPPRESSION, LintFinding
@@ -25,6 +24,7 @@ from oncemore.lint.suppressions import parse_suppression
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
 FILE_NAME = "pyproject.toml"
 _KEYS = {"select", "ignore", "exclude", "per-file-ignores", "severity"}
@@ -87,7 +87,9 @@ def select_rules(words: Iterable[str], origin: str) -> tuple[str, ...]:
         elif word.upper() in RULES:
             chosen.add(word.upper())
         else:
-            raise LintUsageError(f'{origin}: {word!r} is not a rule; use an id such as OM101, "default" or "all"')
+            raise LintUsageError(
+                f'{origin}: {word!r} is not a rule; use an id such as OM101, "default" or "all"'
+            )
     return tuple(rule for rule in RULES if rule in chosen)
 
 
@@ -134,8 +136,9 @@ def build_settings(table: Mapping[str, Any], file: str) -> LintSettings:
     severities = _read_table(table, "severity", file)
     for rule, severity in severities.items():
         if rule not in {*RULES, SUPPRESSION} or severity not in SEVERITIES:
+            known = ", ".join(SEVERITIES)
             raise LintUsageError(
-                f"{file}: severity: {rule} = {severity!r}; use the id of a rule and one of {', '.join(SEVERITIES)}"
+                f"{file}: severity: {rule} = {severity!r}; use the id of a rule and one of {known}"
             )
     off = dict(ignored)
     return LintSettings(

@@ -30,7 +30,9 @@ def walk_nodes(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
 def walk_own(statements: Iterable[ast.AST], *, in_loop: bool = False) -> Iterator[tuple[ast.AST, bool]]:
     """Yield the statements of a loop body, each with whether it is inside of an inner loop."""
     for node in statements:
-        yield node, in_loop
+        # A case of `match` has no position and no meaning of its own.
+        if not isinstance(node, ast.match_case):
+            yield node, in_loop
         if isinstance(node, _DEFERRED) or not isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
             continue
         children = [
@@ -67,9 +69,8 @@ def may_leave(statements: Sequence[ast.stmt]) -> bool:
     for node, in_inner_loop in walk_own(statements):
         if isinstance(node, ast.Raise | ast.Return) or (isinstance(node, ast.Break) and not in_inner_loop):
             return True
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            if last_part(node.value) in _EXITS:
-                return True
+        if isinstance(node, ast.Expr) and last_part(node.value) in _EXITS:
+            return True
     return False
 
 

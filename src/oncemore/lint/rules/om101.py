@@ -1,4 +1,4 @@
-'''# OM101: a retry without a limit
+"""# OM101: a retry without a limit
 
 The code tries again until it succeeds. If the failure is permanent, it never stops.
 
@@ -42,7 +42,7 @@ def fetch(url):
 ## When it is fine
 
 A process whose only purpose is to hold one connection, and that a supervisor watches, may reconnect for ever if it waits longer each time and reports that it is not connected. Say so: `# oncemore: allow OM101 because the supervisor restarts it after ten minutes without a connection`.
-'''
+"""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ from oncemore.lint.facts import FUNCTIONS, enclosing_function
 from oncemore.lint.model import LintRule, RuleMatch
 from oncemore.lint.names import last_part
 from oncemore.lint.provider_calls import is_network_exception
-from oncemore.lint.retry_loops import find_retry_loops
+from oncemore.lint.retry_loops import find_retry_loops, is_harmless
 from oncemore.lint.retry_settings import find_retry_settings, is_none
-from oncemore.lint.statements import handler_types
+from oncemore.lint.statements import assigned_names, handler_types, list_calls, may_leave
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oncemore.lint.facts import CallSite, ModuleFacts
+    from oncemore.lint.facts import CallSite, ModuleFacts, Place
     from oncemore.lint.model import SourceEdit
     from oncemore.lint.retry_settings import RetrySetting
 
@@ -117,10 +117,22 @@ def _repeats_itself(facts: ModuleFacts, site: CallSite) -> bool:
     """Return whether a handler unconditionally calls the function it is in, with the same arguments."""
     function = enclosing_function(site.place)
     handler = site.place.node if site.place else None
-    if function is None or not isinstance(handler, ast.ExceptHandler) or last_part(site.node) != function.name:
+    if (
+        function is None
+        or not isinstance(handler, ast.ExceptHandler)
+        or last_part(site.node) != function.name
+    ):
         return False
-    own = site.place.parent.node if site.place and site.place.parent else None
-    if not isinstance(own, FUNCTIONS) or not _is_own_name(site.node.func):
+    outside = site.place.parent if site.place else None
+    if (
+        outside is None
+        or not isinstance(outside.node, FUNCTIONS)
+        or not _is_own_name(site.node.func, outside)
+    ):
+        return False
+    # A handler that changes something, or leaves on a condition, does not repeat the same call for ever.
+    others = [call for call in list_calls(handler.body) if call is not site.node]
+    if assigned_names(handler.body) or not all(map(is_harmless, others)) or may_leave(handler.body[:-1]):
         return False
     top_calls = [node.value for node in handler.body if isinstance(node, ast.Return | ast.Expr)]
     top_calls = [one.value if isinstance(one, ast.Await) else one for one in top_calls]
@@ -141,10 +153,12 @@ def _repeats_itself(facts: ModuleFacts, site: CallSite) -> bool:
     )
 
 
-def _is_own_name(node: ast.expr) -> bool:
+def _is_own_name(node: ast.expr, function: Place) -> bool:
     if isinstance(node, ast.Attribute):
         return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
-    return isinstance(node, ast.Name)
+    # In a method the bare name means a function outside of the class.
+    is_method = function.parent is not None and isinstance(function.parent.node, ast.ClassDef)
+    return isinstance(node, ast.Name) and not is_method
 
 
 RULE = LintRule("OM101", "retry without a limit", find_unbounded_retries, __doc__ or "")

@@ -1,4 +1,4 @@
-'''# OM102: a retry without backoff
+"""# OM102: a retry without backoff
 
 The code tries again at once, or always after the same time.
 
@@ -43,7 +43,7 @@ def fetch(url):
 ## When it is fine
 
 Waiting for a process on the same machine to start: it is alone, and nothing is overloaded. The linter cannot see that. A single immediate second try, for example on a connection that the server has closed, is not reported.
-'''
+"""
 
 from __future__ import annotations
 
@@ -106,10 +106,9 @@ def _describe_loop(facts: ModuleFacts, loop: RetryLoop) -> str:
         for handler in loop.handlers
         for one in handler_types(handler)
     ) or any(is_provider_call(facts, call, loop.place) for call in list_calls(loop.attempt.body))
-    # A handler that repairs something (connects again, renews a token) has a reason to try at once.
-    if is_remote and all(has_only_harmless_calls(handler) for handler in loop.handlers):
-        if not _waits_by_call(loop):
-            return "failed attempts are repeated at once: wait, and let the delay grow"
+    # Code that repairs something (connects again, renews a token) has a reason to try at once.
+    if is_remote and has_only_harmless_calls(loop) and not _waits_by_call(loop):
+        return "failed attempts are repeated at once: wait, and let the delay grow"
     return ""
 
 

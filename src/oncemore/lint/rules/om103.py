@@ -1,4 +1,4 @@
-'''# OM103: a retry of something that must not happen twice
+"""# OM103: a retry of something that must not happen twice
 
 The code repeats a request that creates or changes something, without a key by which the other side could recognise the repetition.
 
@@ -38,7 +38,7 @@ def book(order):
 ## When it is fine
 
 The request only reads, although it is a POST (search, GraphQL queries, inference). Requests with such words in their URL are not reported; for the remaining ones say so: `# oncemore: allow OM103 because this POST only reads`.
-'''
+"""
 
 from __future__ import annotations
 
@@ -123,7 +123,9 @@ def _describe_setting(setting: RetrySetting) -> str:
         if is_once and has_retry and setting.keyword("not_applied") is None:
             return 'a step with effect="once" cannot be repeated: remove the retry or declare another effect'
         return ""
-    if "Retry" not in setting.library or "rllib3" not in setting.library.replace("requests.adapters", "urllib3"):
+    if "Retry" not in setting.library or "rllib3" not in setting.library.replace(
+        "requests.adapters", "urllib3"
+    ):
         return ""
     methods = setting.keyword("allowed_methods") or setting.keyword("method_whitelist")
     if methods is None:
@@ -137,4 +139,6 @@ def _describe_setting(setting: RetrySetting) -> str:
     return ""
 
 
-RULE = LintRule("OM103", "retry of something that must not happen twice", find_repeated_effects, __doc__ or "")
+RULE = LintRule(
+    "OM103", "retry of something that must not happen twice", find_repeated_effects, __doc__ or ""
+)

@@ -1,4 +1,4 @@
-'''# OM104: a provider's Retry-After is ignored
+"""# OM104: a provider's Retry-After is ignored
 
 The code handles HTTP 429 or 503, or a rate limit error, waits and tries again, but reads neither `Retry-After` nor another statement of the provider about the time.
 
@@ -46,7 +46,7 @@ def fetch(url):
 ## When it is fine
 
 The provider sends no such header. Say so with the name of the provider in the reason.
-'''
+"""
 
 from __future__ import annotations
 
@@ -55,7 +55,6 @@ import re
 from typing import TYPE_CHECKING
 
 from oncemore.lint.edits import replace_node
-from oncemore.lint.facts import LOOPS
 from oncemore.lint.model import LintRule, RuleMatch
 from oncemore.lint.names import last_part
 from oncemore.lint.retry_loops import find_retry_loops
@@ -68,7 +67,9 @@ if TYPE_CHECKING:
     from oncemore.lint.facts import ModuleFacts
 
 #: Words that show that the time of the provider is read.
-_READS_TIME = re.compile(r"retry[-_ ]?after|ratelimit[-_]?reset|rate[-_]limit[-_]reset|x-rate|retry_delay|retryinfo")
+_READS_TIME = re.compile(
+    r"retry[-_ ]?after|ratelimit[-_]?reset|rate[-_]limit[-_]reset|x-rate|retry_delay|retryinfo"
+)
 _RATE_ERROR = re.compile(r"(?i)ratelimit|toomanyrequests|throttl|slowdown")
 _BUSY_STATUSES = {429, 503}
 
@@ -86,14 +87,11 @@ def find_ignored_retry_after(facts: ModuleFacts) -> Iterator[RuleMatch]:
         for node, _ in walk_own(site.node.body):
             if isinstance(node, ast.If) and _tests_busy_status(node.test) and _sleeps(node.body):
                 yield RuleMatch(node, "the wait after 429 or 503 ignores Retry-After: read it from the reply")
-            # Inner loops are visited on their own.
-            elif isinstance(node, LOOPS):
-                continue
     for loop in find_retry_loops(facts):
         for handler in loop.handlers:
-            if any(_RATE_ERROR.search(last_part(one)) for one in handler_types(handler)):
-                if _sleeps(handler.body):
-                    yield RuleMatch(handler, "the wait after a rate limit error ignores the time it states")
+            is_rate_error = any(_RATE_ERROR.search(last_part(one)) for one in handler_types(handler))
+            if is_rate_error and _sleeps(handler.body):
+                yield RuleMatch(handler, "the wait after a rate limit error ignores the time it states")
 
 
 def _tests_busy_status(test: ast.expr) -> bool:

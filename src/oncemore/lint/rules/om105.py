@@ -1,4 +1,4 @@
-'''# OM105: a retry of an error that cannot heal
+"""# OM105: a retry of an error that cannot heal
 
 The code tries again after a failed validation, a broken rule of governance or a missing licence.
 
@@ -47,7 +47,7 @@ def load(client, schema):
 ## When it is fine
 
 The input is made again by every attempt and differs, as with replies of a language model. Then the validation error is a failure of the attempt. Say so in a suppression.
-'''
+"""
 
 from __future__ import annotations
 
@@ -90,15 +90,15 @@ def find_retried_violations(facts: ModuleFacts) -> Iterator[RuleMatch]:
             continue
         if name := _permanent_name(exceptions):
             yield RuleMatch(setting.node, f"{name} is tried again, but the same input fails the same way")
-        if setting.function is not None and setting.library != "oncemore.step":
-            if not exceptions or any(last_part(one) in _EVERYTHING for one in exceptions):
-                broad.add(id(setting.function))
+        is_broad = not exceptions or any(last_part(one) in _EVERYTHING for one in exceptions)
+        if is_broad and setting.function is not None and setting.library != "oncemore.step":
+            broad.add(id(setting.function))
     if not broad:
         return
     for site in facts.calls:
-        if facts.resolve(site.node.func, site.place) in _VALIDATORS:
-            if any(id(place.node) in broad for place in walk_places(site.place)):
-                yield RuleMatch(site.node, "a failed validation here is tried again: retry only other errors")
+        is_validation = facts.resolve(site.node.func, site.place) in _VALIDATORS
+        if is_validation and any(id(place.node) in broad for place in walk_places(site.place)):
+            yield RuleMatch(site.node, "a failed validation here is tried again: retry only other errors")
 
 
 def _permanent_name(expressions: list[ast.expr]) -> str:

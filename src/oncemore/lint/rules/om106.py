@@ -1,4 +1,4 @@
-'''# OM106: concurrency that grows with failures
+"""# OM106: concurrency that grows with failures
 
 A failure starts more work at once: another thread or task that does the same, or a larger pool.
 
@@ -45,7 +45,7 @@ def load_all(urls):
 ## When it is fine
 
 Hedged reads: a second request to another replica after a delay, with a fixed limit. The linter reports only starts without a limit.
-'''
+"""
 
 from __future__ import annotations
 

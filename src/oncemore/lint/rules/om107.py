@@ -1,4 +1,4 @@
-'''# OM107: a failed call to a provider leaves no trace
+"""# OM107: a failed call to a provider leaves no trace
 
 The code catches every error of a call to another system and does nothing.
 
@@ -42,7 +42,7 @@ def notify(url, event):
 ## When it is fine
 
 The call is a courtesy, such as anonymous usage statistics, and its loss is intended. Say so in a suppression.
-'''
+"""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from oncemore.lint.facts import enclosing_function
+from oncemore.lint.facts import enclosing_function, walk_places
 from oncemore.lint.model import LintRule, RuleMatch
 from oncemore.lint.names import last_part
 from oncemore.lint.provider_calls import is_provider_call
@@ -63,13 +63,21 @@ if TYPE_CHECKING:
 
 #: Exceptions that cover every failure of a call.
 _BROAD = {
-    *("Exception", "BaseException", "RequestException", "HTTPError", "RequestError", "ClientError", "URLError"),
+    *(
+        "Exception",
+        "BaseException",
+        "RequestException",
+        "HTTPError",
+        "RequestError",
+        "ClientError",
+        "URLError",
+    ),
     *("OSError", "IOError", "ConnectionError", "BotoCoreError", "SMTPException"),
 }
 #: Functions that end something: an error at the end changes nothing for the caller.
 _CLEAN_UP = re.compile(
     r"(?i)close|clean|stop|shutdown|teardown|__del__|__a?exit__|disconnect|logout|quit|dispose|is_|has_|check|ping"
-    r"|exists|alive|health|probe|available|wait|test"
+    r"|exists|alive|live|health|probe|poll|available|wait|test"
 )
 
 
@@ -84,9 +92,10 @@ def find_swallowed_failures(facts: ModuleFacts) -> Iterator[RuleMatch]:
     for node, place in facts.withs:
         for item in node.items:
             call = item.context_expr
-            if isinstance(call, ast.Call) and facts.resolve(call.func, place) == "contextlib.suppress":
-                if _is_broad(call.args) and _calls_provider(facts, node.body, place):
-                    yield RuleMatch(node, "a failed call to a provider leaves no trace: log or count it")
+            if not isinstance(call, ast.Call) or facts.resolve(call.func, place) != "contextlib.suppress":
+                continue
+            if _is_broad(call.args) and _calls_provider(facts, node.body, place):
+                yield RuleMatch(node, "a failed call to a provider leaves no trace: log or count it")
 
 
 def _does_nothing(statements: Sequence[ast.stmt]) -> bool:
@@ -104,6 +113,9 @@ def _is_broad(types: Sequence[ast.expr]) -> bool:
 def _calls_provider(facts: ModuleFacts, body: Sequence[ast.stmt], place: Place | None) -> bool:
     function = enclosing_function(place)
     if function is not None and _CLEAN_UP.search(function.name):
+        return False
+    # A failed turn of polling is not the result: the code behind the loop reports it.
+    if any(isinstance(outer.node, ast.While) for outer in walk_places(place)):
         return False
     calls = [call for call in list_calls(body) if not _CLEAN_UP.search(last_part(call))]
     return any(is_provider_call(facts, call, place) for call in calls)

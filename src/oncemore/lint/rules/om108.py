@@ -1,4 +1,4 @@
-'''# OM108: an external call without a timeout
+"""# OM108: an external call without a timeout
 
 The code calls another system and would wait for its reply for ever.
 
@@ -33,7 +33,7 @@ def fetch(url):
 ## When it is fine
 
 Nearly never. For a stream that may be silent for hours, give a tuple: `timeout=(10, None)` limits the connection and not the reading. A module that calls `socket.setdefaulttimeout` is not reported.
-'''
+"""
 
 from __future__ import annotations
 
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 _LIBRARIES = {name.partition(".")[0] for name in TIMEOUT_RULES}
 _SECONDS = 10
+#: Keywords that name the other side; without one `FTP()` and `SMTP()` do not connect.
+_HOSTS = {"url", "method", "host", "address", "fullurl"}
 
 
 def find_calls_without_timeout(facts: ModuleFacts) -> Iterator[RuleMatch]:
@@ -78,7 +80,8 @@ def _find_missing_timeout(facts: ModuleFacts, call: ast.Call, name: str) -> tupl
         return (replace_node(timeout, str(_SECONDS)),) if not name.startswith("aiohttp") else ()
     is_open = any(keyword.arg is None for keyword in call.keywords)
     is_open = is_open or any(isinstance(one, ast.Starred) for one in call.args)
-    if rule.has_default or is_open or len(call.args) + len(call.keywords) < rule.needs:
+    has_host = bool(call.args) or any(one.arg in _HOSTS for one in call.keywords)
+    if rule.has_default or is_open or (rule.needs_host and not has_host):
         return None
     edit = add_keyword(facts, call, f"timeout={_SECONDS}")
     return (edit,) if edit is not None else ()

@@ -1,4 +1,4 @@
-'''# OM109: a retried call to a provider without a circuit breaker
+"""# OM109: a retried call to a provider without a circuit breaker
 
 The code retries calls to another system, and nothing stops all callers from trying while that system is down.
 
@@ -39,7 +39,7 @@ def fetch(url):
 ## When it is fine
 
 A script that runs alone and may wait.
-'''
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-'''# OM110: dynamic execution in backoff logic
+"""# OM110: dynamic execution in backoff logic
 
 The code computes a delay, or decides about a retry, with `eval`, `exec`, `compile` or `__import__`.
 
@@ -37,7 +37,7 @@ def choose_backoff(name):
 ## When it is fine
 
 Never.
-'''
+"""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def find_dynamic_backoff(facts: ModuleFacts) -> Iterator[RuleMatch]:
         return
     in_backoff = find_backoff_places(facts)
     for site in facts.calls:
-        if isinstance(site.node.func, ast.Name) and facts.resolve(site.node.func, site.place) in _DYNAMIC:
-            if is_backoff_place(site.place, in_backoff):
-                message = f"`{site.node.func.id}` in backoff logic: compute the delay with reviewed code"
-                yield RuleMatch(site.node, message)
+        name = facts.resolve(site.node.func, site.place)
+        if name in _DYNAMIC and is_backoff_place(site.place, in_backoff):
+            message = f"`{name}` in backoff logic: compute the delay with reviewed code"
+            yield RuleMatch(site.node, message)
 
 
 def find_backoff_places(facts: ModuleFacts) -> set[int]:

@@ -1,4 +1,4 @@
-'''# OM111: unseeded randomness in backoff logic
+"""# OM111: unseeded randomness in backoff logic
 
 The code draws jitter from a generator without a seed, so that the delays of a run cannot be computed again.
 
@@ -35,7 +35,7 @@ def compute_backoff(number, run_id):
 ## When it is fine
 
 Outside of governed work. Leave the rule off there.
-'''
+"""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ def find_unseeded_jitter(facts: ModuleFacts) -> Iterator[RuleMatch]:
         for draw in list_calls(wait.args)
     }
     for site in facts.calls:
-        if id(site.node) in sleeping or is_backoff_place(site.place, in_backoff):
-            if _DRAW.match(facts.resolve(site.node.func, site.place)):
-                yield RuleMatch(site.node, "this jitter cannot be computed again: seed it per run")
+        is_backoff = id(site.node) in sleeping or is_backoff_place(site.place, in_backoff)
+        if is_backoff and _DRAW.match(facts.resolve(site.node.func, site.place)):
+            yield RuleMatch(site.node, "this jitter cannot be computed again: seed it per run")
 
 
 RULE = LintRule(

@@ -1,4 +1,4 @@
-'''# OM112: retries inside of retries
+"""# OM112: retries inside of retries
 
 A retried function contains another retry, so that the attempts multiply.
 
@@ -46,7 +46,7 @@ Steps inside of steps are not reported: an outer `oncemore.step` meets the store
 ## When it is fine
 
 The two layers retry different errors, for example a conflict outside and a lost connection inside. Settings of the same library that name different exceptions are not reported; for the remaining ones say so in a suppression.
-'''
+"""
 
 from __future__ import annotations
 
@@ -98,7 +98,9 @@ def find_nested_retries(facts: ModuleFacts) -> Iterator[RuleMatch]:
         if is_own and name in names and not _is_in(site.place, name):
             outer = _find_outer(site.place, retried, {})
             if _overlaps(outer, names[name]):
-                message = f"`{name}` is retried itself, so that the attempts multiply: retry on one layer only"
+                message = (
+                    f"`{name}` is retried itself, so that the attempts multiply: retry on one layer only"
+                )
                 yield RuleMatch(site.node, message)
 
 
@@ -108,7 +110,11 @@ def _list_retried_functions(
     found = {}
     for setting in find_retry_settings(facts):
         # A step stores its failure, and a celery task is not repeated by calling its function.
-        if setting.function is None or setting.library in ("oncemore.step", "celery.shared_task", "celery.task"):
+        if setting.function is None or setting.library in (
+            "oncemore.step",
+            "celery.shared_task",
+            "celery.task",
+        ):
             continue
         found[id(setting.function)] = (setting.function, _read_names(setting.facts.exceptions))
     return found
