@@ -10,6 +10,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from oncemore.lint.facts import enclosing_function
 from oncemore.lint.names import last_part
 from oncemore.lint.retry_settings import find_keyword
 
@@ -115,9 +116,10 @@ _HTTP_CLIENT = re.compile(
     r"|(requests\.(sessions\.)?(Session|session)|httpx2?\.(Async)?Client|aiohttp\.ClientSession)\(\)\."
     r"(?P<method>post|patch|request)$"
 )
-#: Words in a URL or a function of requests that only read, or that give a new token each time.
+#: Words in a URL or the name of a function that show a request which only reads, infers or logs in.
 _READING = re.compile(
-    r"(?i)search|query|graphql|token|oauth|login|auth|session|sparql|select|count|lookup|rpc"
+    r"(?i)search|query|graphql|token|oauth|login|auth|session|sparql|select|lookup|rpc|embed|complet|chat|infer"
+    r"|generat|predict|rerank|detect|ocr|parse|convert|translat|llm|get_|list_|fetch"
 )
 #: Words that show an idempotency key.
 _KEY = re.compile(r"(?i)idempot|dedup|request_?id|transaction_?id|client_?token")
@@ -134,7 +136,7 @@ def describe_creating_call(facts: ModuleFacts, call: ast.Call, place: Place | No
         if method == "request":
             first = call.args[0] if call.args else find_keyword(call, "method")
             method = str(first.value).lower() if isinstance(first, ast.Constant) else ""
-        if method not in _CREATING or _mentions(facts, call, _READING):
+        if method not in _CREATING or _only_reads(facts, call, place):
             return ""
         return "" if _mentions(facts, call, _KEY) else f"{method.upper()} request"
     if name.startswith("stripe.") and name.endswith((".create", ".capture", ".confirm")):
@@ -142,6 +144,16 @@ def describe_creating_call(facts: ModuleFacts, call: ast.Call, place: Place | No
     if re.match(r"smtplib\.SMTP(_SSL)?\(\)\.(sendmail|send_message)$", name):
         return name
     return ""
+
+
+def _only_reads(facts: ModuleFacts, call: ast.Call, place: Place | None) -> bool:
+    """Return whether the URL of a request or the function around it has a word for reading."""
+    function = enclosing_function(place)
+    if function is not None and _READING.search(function.name):
+        return True
+    urls = [*call.args[:2], find_keyword(call, "url")]
+    texts = [ast.get_source_segment(facts.source, url) or "" for url in urls if url is not None]
+    return any(_READING.search(text) for text in texts)
 
 
 def _mentions(facts: ModuleFacts, call: ast.Call, words: re.Pattern[str]) -> bool:

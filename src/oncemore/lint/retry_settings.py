@@ -321,7 +321,7 @@ def _read_module(facts: ModuleFacts) -> list[RetrySetting]:
             function = decorated.get(id(call.node))
             library = name or "celery.task"
             settings.append(RetrySetting(library, call.node, call.place, function, read))
-    return settings
+    return sorted(settings, key=lambda one: (one.node.lineno, one.node.col_offset))
 
 
 def _celery_reader(call: ast.Call, is_decorator: bool) -> Reader | None:

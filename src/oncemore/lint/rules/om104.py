@@ -81,7 +81,8 @@ def find_ignored_retry_after(facts: ModuleFacts) -> Iterator[RuleMatch]:
         if isinstance(value, ast.Constant) and value.value is False:
             message = "`Retry` is set to ignore the Retry-After header of the provider"
             yield RuleMatch(setting.node, message, (replace_node(value, "True"),))
-    if _READS_TIME.search(facts.lowered):
+    # The option is not a sign that the code reads the header.
+    if _READS_TIME.search(facts.lowered.replace("respect_retry_after_header", "")):
         return
     for site in facts.loops:
         for node, _ in walk_own(site.node.body):

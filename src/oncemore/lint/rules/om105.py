@@ -15,33 +15,29 @@ Retry only errors that can go away by themselves, and let the remaining ones out
 Bad:
 
 ```python
-import jsonschema
-import tenacity
+import oncemore
+import pydantic
 
-RETRY = tenacity.retry_if_exception_type((ConnectionError, jsonschema.ValidationError))
+class Document(pydantic.BaseModel):
+    title: str
 
-@tenacity.retry(
-    retry=tenacity.retry_if_exception_type((ConnectionError, jsonschema.ValidationError)),
-    stop=tenacity.stop_after_attempt(3),
-    wait=tenacity.wait_random_exponential(max=30),
-)
-def load(client, schema):
-    document = client.read()
-    jsonschema.validate(document, schema)
-    return document
+@oncemore.retry(on=(ConnectionError, pydantic.ValidationError), attempts=3)
+def load(client):
+    return Document.model_validate_json(client.read())
 ```
 
 Good:
 
 ```python
-import jsonschema
 import oncemore
+import pydantic
+
+class Document(pydantic.BaseModel):
+    title: str
 
 @oncemore.retry(on=ConnectionError, attempts=3)
-def load(client, schema):
-    document = client.read()
-    jsonschema.validate(document, schema)
-    return document
+def load(client):
+    return Document.model_validate_json(client.read())
 ```
 
 ## When it is fine
