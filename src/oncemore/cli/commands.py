@@ -305,6 +305,7 @@ oncemore breakers
 oncemore cooldowns list
 oncemore worker shop.orders
 oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
+oncemore lint src
 """
 
 
@@ -357,6 +358,7 @@ oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
         "verify": "maintenance:verify",
         "check": "checks:check",
         "ledger": "ledger:ledger",
+        "lint": "lint:lint",
         "demo": "demo:demo",
     },
     examples=ROOT_EXAMPLES,
