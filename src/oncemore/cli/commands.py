@@ -351,6 +351,7 @@ oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
         "sizes": "maintenance:sizes",
         "verify": "maintenance:verify",
         "check": "checks:check",
+        "migrate": "migrate:migrate",
         "ledger": "ledger:ledger",
         "demo": "demo:demo",
     },
