@@ -53,7 +53,7 @@ def migrate(source: str, library: str, *, exact: bool = False) -> MigratedModule
     return migrate_module(source.encode(), library, exact=exact)
 
 
-def run_before(source: str, script: list[object]) -> Behaviour:
+def run_before(work: Any, script: list[object]) -> Behaviour:
     clock = Clock()
     with (
         patch.object(time, "sleep", clock.sleep),
@@ -62,24 +62,23 @@ def run_before(source: str, script: list[object]) -> Behaviour:
         patch.object(random, "random", clock.random),
         patch.object(random, "uniform", clock.uniform),
     ):
-        calls, end = run_work(load_work(source), script)
+        calls, end = run_work(work, script)
     return Behaviour(calls, clock.delays, end)
 
 
-def run_after(source: str, script: list[object]) -> Behaviour:
-    work = load_work(source)
-    if hasattr(work["work"], "with_options"):
+def run_after(work: Any, script: list[object]) -> Behaviour:
+    if hasattr(work, "with_options"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # The draws of the other side are made from the same seed.
-            work["work"] = work["work"].with_options(seed=SEED)
+            work = work.with_options(seed=SEED)
     with instant_waits() as clock:
         calls, end = run_work(work, script)
     return Behaviour(calls, clock.delays, end)
 
 
-def load_work(source: str) -> dict[str, Any]:
-    """Execute a module, which defines `work(act)`."""
+def load_names(source: str) -> dict[str, Any]:
+    """Execute a module and return its names."""
     names: dict[str, Any] = {"__name__": "migrated"}
     with warnings.catch_warnings():
         # Constant waits give a PolicyWarning, which the report of the migration announces.
@@ -88,7 +87,7 @@ def load_work(source: str) -> dict[str, Any]:
     return names
 
 
-def run_work(names: dict[str, Any], script: list[object]) -> tuple[int, object]:
+def run_work(work: Any, script: list[object]) -> tuple[int, object]:
     calls = 0
 
     def act() -> object:
@@ -100,7 +99,7 @@ def run_work(names: dict[str, Any], script: list[object]) -> tuple[int, object]:
         return step
 
     try:
-        end = names["work"](act)
+        end = work(act)
         if asyncio.iscoroutine(end):
             end = asyncio.run(end)
     except Exception as error:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import TYPE_CHECKING
 
 import pytest
+import tenacity
 
-from tests.migrate.both_versions import migrate, run_after, run_before
+from tests.migrate.both_versions import load_names, migrate, run_after, run_before
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tests.migrate.both_versions import Behaviour
 
 LOST = ConnectionError("lost")
@@ -151,90 +155,103 @@ def is_lost(error) -> bool: return "lost" in str(error)
 """
 
 
-def compare(head: str, decorator: str, library: str, *, body: str = "") -> None:
-    source = head + (body or f"\n@{decorator}\ndef work(act):\n    return act()\n")
+def decorate(decorators: Sequence[str], kind: str = "def") -> list[str]:
+    """Return the source of one function for each decorator."""
+    return [f"\n@{one}\n{kind} work{n}(act):\n    return act()\n" for n, one in enumerate(decorators)]
+
+
+def compare(head: str, works: Sequence[str], library: str) -> None:
+    """Migrate all functions in one module, and run each before and after."""
+    source = head + "\n".join(works)
     migrated = migrate(source, library)
     assert [call.reason for call in migrated.calls if not call.is_rewritten] == []
-    assert len(migrated.calls) == 1
+    assert len(migrated.calls) == len(works)
     after = migrated.source.decode()
-    for script in SCRIPTS:
-        old, new = run_before(source, script), run_after(after, script)
-        assert_same(old, new, after)
+    assert f"import {library}" not in after
+    old_names, new_names = load_names(source), load_names(after)
+    for number, text in enumerate(works):
+        for script in SCRIPTS:
+            old_names["HEARD"].clear()
+            new_names["HEARD"].clear()
+            old = run_before(old_names[f"work{number}"], script)
+            new = run_after(new_names[f"work{number}"], script)
+            assert_same(old, new, text)
+            assert new_names["HEARD"] == old_names["HEARD"], text
 
 
-def assert_same(old: Behaviour, new: Behaviour, after: str) -> None:
-    assert new.calls == old.calls, after
+def assert_same(old: Behaviour, new: Behaviour, text: str) -> None:
+    assert new.calls == old.calls, text
     # A wait of zero does not sleep here.
-    assert new.delays == pytest.approx([delay for delay in old.delays if delay]), after
-    assert new.end == old.end, after
+    assert new.delays == pytest.approx([delay for delay in old.delays if delay]), text
+    assert new.end == old.end, text
 
 
-def named_imports(decorator: str) -> str:
-    """Return the head with the names of tenacity that a decorator uses: star imports are left alone."""
-    import re
-
-    import tenacity
-
-    used = sorted({name for name in re.findall(r"\w+", decorator) if hasattr(tenacity, name)} | {"retry"})
-    return TENACITY_HEAD.replace("import *", f"import {', '.join(used)}")
+def name_imports(text: str) -> str:
+    """Return the head with the names of tenacity that a text uses: star imports are left alone."""
+    used = {name for name in re.findall(r"\w+", text) if name in tenacity.__all__}
+    return TENACITY_HEAD.replace("import *", f"import {', '.join(sorted(used))}")
 
 
-@pytest.mark.parametrize("arguments", TENACITY)
-def test_a_tenacity_decorator_does_the_same(arguments: str) -> None:
-    compare(named_imports(arguments), f"retry({arguments})", "tenacity")
+def test_tenacity_decorators_do_the_same() -> None:
+    works = decorate([f"retry({arguments})" for arguments in TENACITY])
+    compare(name_imports("\n".join(works)), works, "tenacity")
 
 
-@pytest.mark.parametrize("arguments", BACKOFF)
-def test_a_backoff_decorator_does_the_same(arguments: str) -> None:
-    compare(BACKOFF_HEAD, f"backoff.on_exception({arguments})", "backoff")
+def test_backoff_decorators_do_the_same() -> None:
+    decorators = [f"backoff.on_exception({arguments})" for arguments in BACKOFF]
+    decorators += [f"backoff.on_predicate({arguments})" for arguments in PREDICATES]
+    compare(BACKOFF_HEAD, decorate(decorators), "backoff")
 
 
-@pytest.mark.parametrize("arguments", PREDICATES)
-def test_a_backoff_predicate_does_the_same(arguments: str) -> None:
-    compare(BACKOFF_HEAD, f"backoff.on_predicate({arguments})", "backoff")
-
-
-@pytest.mark.parametrize("arguments", STAMINA)
-def test_a_stamina_decorator_does_the_same(arguments: str) -> None:
-    compare(STAMINA_HEAD, f"stamina.retry({arguments})", "stamina")
+def test_stamina_decorators_do_the_same() -> None:
+    compare(STAMINA_HEAD, decorate([f"stamina.retry({arguments})" for arguments in STAMINA]), "stamina")
 
 
 BLOCK = """
-def work(act):
+def work{name}(act):
     for attempt in {iterator}:
         with attempt:
             HEARD.append(attempt.{number})
             return act()
 """
 ASYNC_BLOCK = BLOCK.replace("def work", "async def work").replace("for attempt", "async for attempt")
-ASYNC_WORK = """
-@{decorator}
-async def work(act):
-    return act()
-"""
 
 
-@pytest.mark.parametrize("body", [BLOCK, ASYNC_BLOCK], ids=["plain", "async"])
-def test_a_tenacity_block_does_the_same(body: str) -> None:
-    name = "AsyncRetrying" if "async" in body else "Retrying"
+def test_blocks_do_the_same() -> None:
     arguments = "stop=stop_after_attempt(4), wait=wait_exponential(), retry=retry_if_exception_type(OSError)"
-    text = body.format(iterator=f"{name}({arguments}, reraise=True)", number="retry_state.attempt_number")
-    compare(named_imports(f"{name} {arguments}"), "", "tenacity", body=text)
-
-
-@pytest.mark.parametrize("body", [BLOCK, ASYNC_BLOCK], ids=["plain", "async"])
-def test_a_stamina_block_does_the_same(body: str) -> None:
-    arguments = "OSError, attempts=4, wait_initial=1, wait_max=3, wait_jitter=0, timeout=None"
-    compare(STAMINA_HEAD, "", "stamina", body=body.format(iterator=f"stamina.retry_context({arguments})", number="num"))
+    works = [
+        form.format(
+            name=n, iterator=f"{kind}({arguments}, reraise=True)", number="retry_state.attempt_number"
+        )
+        for n, (form, kind) in enumerate([(BLOCK, "Retrying"), (ASYNC_BLOCK, "AsyncRetrying")])
+    ]
+    compare(name_imports("\n".join(works)), works, "tenacity")
+    iterator = (
+        "stamina.retry_context(OSError, attempts=4, wait_initial=1, wait_max=3, wait_jitter=0, timeout=None)"
+    )
+    works = [
+        form.format(name=n, iterator=iterator, number="num") for n, form in enumerate([BLOCK, ASYNC_BLOCK])
+    ]
+    compare(STAMINA_HEAD, works, "stamina")
 
 
 def test_coroutine_functions_do_the_same() -> None:
-    tenacity = "retry(stop=stop_after_attempt(4), wait=wait_exponential(), reraise=True)"
-    compare(named_imports(tenacity), "", "tenacity", body=ASYNC_WORK.format(decorator=tenacity))
-    backoff = "backoff.on_exception(backoff.expo, OSError, max_tries=4)"
-    compare(BACKOFF_HEAD, "", "backoff", body=ASYNC_WORK.format(decorator=backoff))
-    stamina = "stamina.retry(on=OSError, attempts=4, timeout=None)"
-    compare(STAMINA_HEAD, "", "stamina", body=ASYNC_WORK.format(decorator=stamina))
+    works = decorate(
+        ["retry(stop=stop_after_attempt(4), wait=wait_exponential(), reraise=True)"], "async def"
+    )
+    compare(name_imports(works[0]), works, "tenacity")
+    works = decorate(["backoff.on_exception(backoff.expo, OSError, max_tries=4)"], "async def")
+    compare(BACKOFF_HEAD, works, "backoff")
+    works = decorate(["stamina.retry(on=OSError, attempts=4, timeout=None)"], "async def")
+    compare(STAMINA_HEAD, works, "stamina")
+
+
+def test_a_decorator_that_is_kept_in_a_name_or_called_does_the_same() -> None:
+    works = [
+        "\nstubborn = retry(stop=stop_after_attempt(3), wait=wait_fixed(1))\n@stubborn\ndef work0(act): return act()\n",
+        "\nwork1 = retry(stop=stop_after_attempt(2))(lambda act: act())\n",
+    ]
+    compare(name_imports("\n".join(works)), works, "tenacity")
 
 
 def draw_wait(draw: random.Random, depth: int = 2) -> str:
@@ -276,21 +293,21 @@ def draw_condition(draw: random.Random, depth: int = 2) -> str:
 @pytest.mark.unmeasured
 def test_random_decorators_do_the_same_or_are_left_alone() -> None:
     seed = random.randrange(10**6)
-    draw, rewritten = random.Random(seed), 0
-    for _ in range(120):
-        arguments = (
-            f"stop=stop_after_attempt({draw.randint(1, 9)}), wait={draw_wait(draw)}, "
-            f"retry={draw_condition(draw)}, reraise=True"
-        )
-        source = f"{named_imports(arguments)}\n@retry({arguments})\ndef work(act):\n    return act()\n"
-        migrated = migrate(source, "tenacity")
-        after = migrated.source.decode()
-        if after == source:
-            assert migrated.calls[0].reason, (seed, arguments)
-            continue
-        rewritten += 1
-        for script in draw.sample(SCRIPTS, 3):
-            old = run_before(source, script)
-            # tenacity refuses negative waits only when it sleeps.
-            assert_same(old, run_after(after, script), f"seed {seed}: {arguments}\n{after}")
-    assert rewritten > 20, seed
+    draw = random.Random(seed)
+    decorators = [
+        f"retry(stop=stop_after_attempt({draw.randint(1, 9)}), wait={draw_wait(draw)}, "
+        f"retry={draw_condition(draw)}, reraise=True)"
+        for _ in range(50)
+    ]
+    works = decorate(decorators)
+    source = name_imports("\n".join(works)) + "\n".join(works)
+    migrated = migrate(source, "tenacity")
+    assert [call.is_rewritten or bool(call.reason) for call in migrated.calls] == [True] * len(works), seed
+    old_names, new_names = load_names(source), load_names(migrated.source.decode())
+    rewritten = [number for number, call in enumerate(migrated.calls) if call.is_rewritten]
+    assert len(rewritten) > 5, seed
+    for number in rewritten:
+        for script in SCRIPTS:
+            old = run_before(old_names[f"work{number}"], script)
+            new = run_after(new_names[f"work{number}"], script)
+            assert_same(old, new, f"seed {seed}: {works[number]}")

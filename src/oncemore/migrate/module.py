@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import libcst as cst
 import libcst.matchers as m
-from libcst.codemod import CodemodContext
-from libcst.codemod.visitors import AddImportsVisitor, RemoveImportsVisitor
 from libcst.metadata import (
     MetadataWrapper,
     ParentNodeProvider,
@@ -22,6 +20,7 @@ from libcst.metadata import (
 from oncemore._values import Value
 from oncemore.migrate import from_backoff, from_stamina, from_tenacity
 from oncemore.migrate.expressions import CallSite, bind_arguments, read_number, write_source
+from oncemore.migrate.imports import mend_imports
 from oncemore.migrate.options import CannotMigrate, RetryCall, list_warnings, render_call
 
 TYPE_CHECKING = False
@@ -78,7 +77,8 @@ def migrate_module(source: bytes, library: str, *, exact: bool = False) -> Migra
     if not scan.replacements:
         return MigratedModule(source, tuple(scan.calls))
     changed = wrapper.module.visit(_CallReplacer(scan))
-    return MigratedModule(_mend_imports(changed, scan).bytes, tuple(scan.calls))
+    mended = mend_imports(changed, library, scan.freed_names, {"oncemore", *scan.imports})
+    return MigratedModule(mended.bytes, tuple(scan.calls))
 
 
 class _CallScan(cst.CSTVisitor):
@@ -340,36 +340,3 @@ class _CallReplacer(cst.CSTTransformer):
             lines = [cst.EmptyLine(comment=cst.Comment(comment)) for comment in comments]
             return updated_node.with_changes(leading_lines=[*updated_node.leading_lines, *lines])  # type: ignore[attr-defined]
         return updated_node
-
-
-def _mend_imports(tree: cst.CSTNode, scan: _CallScan) -> cst.Module:
-    """Add `import oncemore`, and remove the imports that only the replaced calls used."""
-    assert isinstance(tree, cst.Module)
-    context = CodemodContext()
-    AddImportsVisitor.add_needed_import(context, "oncemore")
-    for module in sorted(scan.imports):
-        AddImportsVisitor.add_needed_import(context, module)
-    tree = AddImportsVisitor(context).transform_module(tree)
-    context = CodemodContext()
-    for statement in m.findall(tree, m.Import() | m.ImportFrom()):
-        _request_removal(context, statement, scan)
-    return RemoveImportsVisitor(context).transform_module(tree)
-
-
-def _request_removal(context: CodemodContext, statement: cst.CSTNode, scan: _CallScan) -> None:
-    library = scan.library.LIBRARY
-    if isinstance(statement, cst.Import):
-        for alias in statement.names:
-            module = write_source(alias.name)
-            if module.split(".")[0] == library:
-                RemoveImportsVisitor.remove_unused_import(context, module, asname=alias.evaluated_alias)
-    elif isinstance(statement, cst.ImportFrom) and not isinstance(statement.names, cst.ImportStar):
-        module = "" if statement.module is None or statement.relative else write_source(statement.module)
-        if module.split(".")[0] != library:
-            return
-        for alias in statement.names:
-            # An import that nothing used before may be there for other modules.
-            if f"{module}.{alias.evaluated_name}" in scan.freed_names:
-                RemoveImportsVisitor.remove_unused_import(
-                    context, module, alias.evaluated_name, alias.evaluated_alias
-                )

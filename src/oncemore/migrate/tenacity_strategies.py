@@ -79,7 +79,7 @@ def read_wait(node: cst.BaseExpression, resolve: ResolveName) -> WaitPlan:
     texts = {parameter: write_source(node) for parameter, node in arguments.items()}
     if all(read_number(node) is not None for node in arguments.values()):
         return build(numbers)
-    return write(texts, numbers)
+    return write(texts)
 
 
 def _expand_members(call: cst.Call) -> list[cst.BaseExpression]:
@@ -150,27 +150,27 @@ def _clip(delay: float, top: float | None) -> float:
     return max(0.0, delay if top is None else min(delay, top))
 
 
-def _write_fixed(texts: dict[str, str], numbers: dict[str, Any]) -> WaitPlan:
+def _write_fixed(texts: dict[str, str]) -> WaitPlan:
     return WrittenWait(texts["wait"])
 
 
-def _write_exponential(texts: dict[str, str], numbers: dict[str, Any]) -> WaitPlan:
-    return WrittenWait(_write_schedule(texts, numbers), '"none"')
+def _write_exponential(texts: dict[str, str]) -> WaitPlan:
+    return WrittenWait(_write_schedule(texts), '"none"')
 
 
-def _write_random_exponential(texts: dict[str, str], numbers: dict[str, Any]) -> WaitPlan:
-    return WrittenWait(_write_schedule(texts, numbers))
+def _write_random_exponential(texts: dict[str, str]) -> WaitPlan:
+    return WrittenWait(_write_schedule(texts))
 
 
-def _write_exponential_jitter(texts: dict[str, str], numbers: dict[str, Any]) -> WaitPlan:
+def _write_exponential_jitter(texts: dict[str, str]) -> WaitPlan:
     jitter = texts.get("jitter", "1")
     base = {"multiplier": texts["initial"]} if "initial" in texts else {}
-    return WrittenWait(_write_schedule(texts | base, numbers), f"oncemore.jitter.additive({jitter})")
+    return WrittenWait(_write_schedule(texts | base), f"oncemore.jitter.additive({jitter})")
 
 
-def _write_schedule(texts: dict[str, str], numbers: dict[str, Any]) -> str:
+def _write_schedule(texts: dict[str, str]) -> str:
     """Return an exponential schedule with expressions; its cap must be given, because ours has a default."""
-    if "min" in texts and numbers["min"] != 0.0:
+    if texts.get("min", "0") not in ("0", "0.0"):
         raise CannotMigrate("min= with values that are not plain numbers has no counterpart")
     if "max" not in texts:
         raise CannotMigrate("the wait has no max=, and its numbers are not written in place: add max=")
@@ -178,7 +178,7 @@ def _write_schedule(texts: dict[str, str], numbers: dict[str, Any]) -> str:
     return f"oncemore.backoff.exponential({texts.get('multiplier', '1')}{factor}, cap={texts['max']})"
 
 
-def _refuse_names(texts: dict[str, str], numbers: dict[str, Any]) -> WaitPlan:
+def _refuse_names(texts: dict[str, str]) -> WaitPlan:
     raise CannotMigrate("the numbers of the wait are not written in place")
 
 

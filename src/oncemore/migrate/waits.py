@@ -74,6 +74,8 @@ def exponential_wait(
     base: float, factor: float, top: float | None, *, least: float = 0.0, spread: Spread = "none"
 ) -> KnownWait:
     """Return a wait of base * factor ** (n - 1), between `least` and `top`."""
+    if base < 0.0:
+        raise CannotMigrate("a planned delay is negative")
     if spread == "full" and least > 0.0:
         raise CannotMigrate("a random wait with a minimum (min=) has no counterpart")
 
