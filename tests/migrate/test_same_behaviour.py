@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - decorators on one line, as they are compared
 """Migrated code does the same: equal calls, equal waits with equal draws, the same end."""
 
 from __future__ import annotations
