@@ -357,6 +357,7 @@ oncemore lint src
         "sizes": "maintenance:sizes",
         "verify": "maintenance:verify",
         "check": "checks:check",
+        "migrate": "migrate:migrate",
         "ledger": "ledger:ledger",
         "lint": "lint:lint",
         "demo": "demo:demo",
