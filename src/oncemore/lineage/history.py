@@ -32,6 +32,7 @@ class AttemptHistory(Value):
     retryable     whether the failure may be tried again; None without a failure
     circuit_open  whether the breaker of its provider was open at its end
     telemetry     the measured values of the attempt (`telemetry_snapshot`)
+    end_record    the exported record of its end; None if it has not ended or cannot be read
     """
 
     number: int
@@ -44,6 +45,7 @@ class AttemptHistory(Value):
     retryable: bool | None = None
     circuit_open: bool = False
     telemetry: dict[str, Any] = {}  # noqa: RUF012 - never changed in place
+    end_record: dict[str, Any] | None = None
 
 
 class ParentRun(Value):

@@ -189,6 +189,7 @@ def _end_attempt(
         retryable=retryable,
         circuit_open=bool(telemetry.get("circuit_open")),
         telemetry=telemetry,
+        end_record=next((record for record in records if record["kind"] == "TRANSITION"), None),
     )
 
 
