@@ -25,7 +25,7 @@ from oncemore.queries.run_histories import HistoryFilter, read_histories
 from oncemore.queries.stores import open_read_only
 from oncemore.telemetry.energy import build_snapshot
 from oncemore.testing import instant_waits
-from tests.shell import run
+from tests.lineage.in_process import run_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -147,7 +147,9 @@ def test_a_second_export_leaves_the_same_files_and_no_record_twice(both: Path, t
     assert export(read_log(both), tmp_path) == first
     for name, text in texts.items():
         assert (tmp_path / "releases" / RELEASE / name).read_bytes() == text
-    shown = run("export", "telemetry", "--release", RELEASE, "--store", str(both), "--folder", str(tmp_path))
+    shown = run_here(
+        "export", "telemetry", "--release", RELEASE, "--store", str(both), "--folder", str(tmp_path)
+    )
     assert shown.returncode == 0, shown.stderr
     assert "3 attempts" in shown.stdout
     for name, text in texts.items():
@@ -190,7 +192,7 @@ def measured_run(*energies: float | None, reason: str = "no counter") -> RunHist
         attempts.append(
             AttemptHistory(
                 number, float(number), number + 0.5, state, error=error, telemetry=snapshot, end_record=record
-            )  # fmt: skip
+            )
         )
     record = RunRecord(state="COMPLETE", step="work", run_id="r1", policy="standard@1:abc")
     return RunHistory(
