@@ -100,7 +100,8 @@ def test_exhaustion_above_the_threshold_names_the_main_error_and_the_causes() ->
         ("SQLSTATE_40001", "database pressure"),
         ("TIMEOUT_POOL", "database pressure"),
         ("HTTP_429", "throttling by the provider"),
-        ("EXC_ValueError", "upstream outage or database pressure"),
+        ("EXC_ValueError", "fault of the work or its data"),
+        ("UNHEARD_OF", "upstream outage or database pressure"),
         ("", "upstream outage or database pressure"),
     ],
 )
