@@ -195,14 +195,14 @@ def _make_attempt(
 ) -> RecordedAttempt:
     from oncemore.maintenance.replay import read_situation
     from oncemore.policy.closing import is_closing
-    from oncemore.steps.history import read_snapshot
+    from oncemore.telemetry.energy import build_snapshot
 
     attempt = RecordedAttempt(
         seq=seq,
         began=begun.started_at,
         ended=at,
         outcome="COMPLETE" if after.state == "COMPLETE" else "LOST",
-        values=read_values(read_snapshot(body)),
+        values=read_values(build_snapshot(body, ends_attempt=True)),
         counted=after.attempt_count >= begun.attempt_count,
         discarded=after.reason == "lease_expired",
     )
