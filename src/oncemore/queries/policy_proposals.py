@@ -8,6 +8,7 @@ NAME.evidence.html   the comparison as a page: the view of the change before and
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from oncemore.errors import UsageError
 from oncemore.policy.canonical_json import canonical_digest
 from oncemore.queries import to_plain
 from oncemore.queries.documents import render_html
+from oncemore.queries.policies import DEFAULT_POLICY
 from oncemore.queries.policy_compare import list_changes
 from oncemore.queries.recorded_runs import build_recorded_world, policy_base
 from oncemore.queries.simulation_documents import build_comparison_blocks, format_minute, format_value
@@ -163,7 +165,7 @@ def _render_fields(policy: Policy, change: ProposedChange, found: FoundPolicy, p
     """Return the fields of the new file: a file that extends the old one, or the whole policy."""
     from oncemore.policy.files.writer import as_file
 
-    if "/" in found.address.removesuffix(".yaml") and not found.address.endswith((".yaml", ".yml")):
+    if found.policy_name != DEFAULT_POLICY:
         # One of several policies of a profile: only a file of its own can change it alone.
         return [f"profile: {_file_name(path)}", as_file(policy).rstrip()]
     schedule = policy.schedule
@@ -172,13 +174,7 @@ def _render_fields(policy: Policy, change: ProposedChange, found: FoundPolicy, p
         if schedule.shape == "fixed"
         else f"base_delay_s: {schedule.base:g}"
     )
-    parent = found.address
-    if parent.endswith((".yaml", ".yml")):
-        import os
-
-        parent = os.path.relpath(Path(parent).resolve(), path.resolve().parent)
-        # A path without a folder would be read as the name of a profile.
-        parent = parent if parent.startswith(".") else f"./{parent}"
+    parent = _name_parent(found, path)
     return [
         f"profile: {_file_name(path)}",
         f"version: {json.dumps(policy.version)}",
@@ -187,6 +183,18 @@ def _render_fields(policy: Policy, change: ProposedChange, found: FoundPolicy, p
         f"  max_attempts: {policy.max_attempts}",
         f"  {numbers}",
     ]
+
+
+def _name_parent(found: FoundPolicy, path: Path) -> str:
+    """Return how the new file names the old one: a packaged profile by name, a file by its relative path."""
+    import oncemore.profiles
+
+    source = Path(found.profile.source).resolve()
+    if Path(oncemore.profiles.__file__).resolve().parent in source.parents:
+        return found.profile.name
+    parent = os.path.relpath(source, path.resolve().parent)
+    # A path without a folder would be read as the name of a profile.
+    return parent if parent.startswith(".") else f"./{parent}"
 
 
 def _file_name(path: Path) -> str:
