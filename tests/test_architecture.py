@@ -41,6 +41,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("retries", "steps"),
     (
         *("backoff", "control", "governance", "http", "inbox", "jitter", "maintenance", "messaging"),
+        *("migrate", "supply_chain"),
         *("open_engine", "outbox", "schedules", "telemetry", "workers", "workflows"),
     ),
     (PACKAGE,),

@@ -305,6 +305,7 @@ oncemore breakers
 oncemore cooldowns list
 oncemore worker shop.orders
 oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
+oncemore lint src
 """
 
 
@@ -356,7 +357,9 @@ oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
         "sizes": "maintenance:sizes",
         "verify": "maintenance:verify",
         "check": "checks:check",
+        "migrate": "migrate:migrate",
         "ledger": "ledger:ledger",
+        "lint": "lint:lint",
         "demo": "demo:demo",
     },
     examples=ROOT_EXAMPLES,
