@@ -14,6 +14,7 @@ from oncemore import cli
 from oncemore.audit import AuditFile
 from oncemore.audit.events import (
     AuditEvent,
+    Idempotency,
     RetryAttempt,
     RetryExhausted,
     RetryRefused,
@@ -169,7 +170,10 @@ def test_a_sink_counts_exhausted_operations_too() -> None:
         **IDS, retry_category="C", timestamp=format_rfc3339(0.0), total_attempts=1, reason="not_retryable",
         not_before=None, exception_type="ValueError", exception_message="",
     )  # fmt: skip
-    report = find_audit_alerts([refused, retry_event(5.0)], 0.0, 10.0, RULES)
+    hit = Idempotency(
+        **IDS, retry_category="C", timestamp=format_rfc3339(1.0), idempotency_key="k", action="hit"
+    )
+    report = find_audit_alerts([refused, hit, retry_event(5.0)], 0.0, 10.0, RULES)
     assert (report.retries, report.operations, report.alerts) == (1, 1, ())
 
 

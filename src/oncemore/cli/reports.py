@@ -46,9 +46,7 @@ period_options = combine_options(
     value_option("--baseline-since", "TIME", "Begin of a period to compare with."),
     value_option("--baseline-until", "TIME", "End of that period; default: --since."),
     value_option("--figure", "NAME", "List the records behind one figure instead."),
-    file_options,
-    store_option,
-    json_option,
+    combine_options(file_options, store_option, json_option),
 )
 
 
