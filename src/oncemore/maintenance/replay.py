@@ -149,6 +149,8 @@ def recompute_decision(proof: dict[str, Any], policy: Policy | None = None) -> D
         hold_until=inputs["hold_until"],
         hold_reason=inputs["held_for"],
         signals=None if signals is None else Signals(**signals),
+        readings=inputs.get("readings"),
+        autonomy=inputs.get("autonomy"),
     )
     return decide_retry(policy or policy_from_proof(proof), situation)
 

@@ -22,6 +22,7 @@ from oncemore.steps.ops import (
     ReadBody,
     ReconcileAnswer,
 )
+from oncemore.telemetry.surroundings import read_surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,7 +46,8 @@ def record_failure(plan: StepPlan, outcome: AttemptOutcome, now: float) -> Scrip
 def _fail_attempt(plan: StepPlan, outcome: AttemptOutcome, error: Exception, now: float) -> Script:
     """Classify the error, decide, and append both; return the end, None to continue, or CONFLICT."""
     head, run = outcome.head, outcome.head.record
-    decision = decide_failure(plan, run, error, now)
+    around = yield from read_surroundings(plan, outcome, now)
+    decision = decide_failure(plan, run, error, now, around)
     failure = decision.situation.failure
     described = plan.describe(error, failure)
     also: tuple[Any, ...] = ()
