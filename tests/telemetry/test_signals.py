@@ -12,6 +12,7 @@ import pytest
 import oncemore
 from oncemore.config import load_settings
 from oncemore.open_engine import engine_from_settings
+from oncemore.telemetry import signal_board
 from oncemore.telemetry.signal_shapes import DocumentFault, parse_time, read_csv, read_json, read_number
 from oncemore.telemetry.signal_sources import describe_sources, parse_sources
 from oncemore.telemetry.signal_values import describe_reading, make_series, read_series
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 
     from oncemore.telemetry.signal_values import SignalReading
     from tests.telemetry.signal_servers import GridServer
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait longer for the first values than a decision does: a busy machine must not change a test."""
+    monkeypatch.setattr(signal_board, "FIRST_WAIT_S", 30.0)
 
 
 @pytest.fixture
