@@ -41,10 +41,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("retries", "steps"),
     (
         *("backoff", "control", "governance", "http", "inbox", "jitter", "maintenance", "messaging"),
+        *("migrate", "supply_chain"),
         *("open_engine", "outbox", "schedules", "telemetry", "workers", "workflows"),
     ),
     (PACKAGE,),
-    ("queries", "testing"),
+    ("queries", "simulate", "testing"),
     ("profiles", "stepfunctions"),
     ("programs",),
     ("cli", "demo"),
@@ -98,12 +99,14 @@ PURE_FILES = {
     *("oncemore.maintenance.lineage", "oncemore.maintenance.retention_rules"),
     *("oncemore.telemetry.energy", "oncemore.telemetry.signal_values"),
     *("oncemore.workers.map_items", "oncemore.workers.turns"),
+    *("oncemore.queries.charts", "oncemore.queries.documents"),
+    *(f"oncemore.simulate.{name}" for name in ("assumed", "recorded_runs", "storm", "totals", "what_if")),
 }
 
 #: What a pure file may import of the standard library, and of us besides other pure files. Anything else
 #: could read a clock, draw random numbers, or touch a file, a thread or the network.
 PURE_IMPORTS = {
-    *("__future__", "bisect", "collections", "functools", "hashlib", "itertools", "json", "math"),
+    *("__future__", "bisect", "collections", "functools", "hashlib", "heapq", "itertools", "json", "math"),
     *("operator", "re", "string", "types", "unicodedata"),
     # The light inner parts of collections, hashlib and operator.
     *("_collections", "_operator", "_sha2", "_sha256"),

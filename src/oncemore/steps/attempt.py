@@ -145,6 +145,7 @@ class Attempt:
             created_at=self._backend.now(),
             tenant=run.tenant,
             correlation_id=run.correlation_id,
+            dataset=run.dataset,
         )
         self.events = (*self.events, (event, plain))
         return event.event_id
@@ -371,9 +372,15 @@ class RunningAttempt(Attempt):
                 assert type(record) is EventRecord
                 self.events = (*self.events, (record, payload))
 
-    def collect_outputs(self) -> tuple[Output, ...]:
-        """Return the events and the new artifact references that are stored with the result."""
-        return (*self.events, *((record, None) for record, is_new in self.artifacts.values() if is_new))
+    def collect_outputs(self, operation: str = "") -> tuple[Output, ...]:
+        """Return the events and the new artifact references that are stored with the result.
+
+        operation  the operation of the step on its dataset: the gate asks about it when an event is sent
+        """
+        events = self.events
+        if operation:
+            events = tuple((event._replace(operation=operation), payload) for event, payload in events)
+        return (*events, *((record, None) for record, is_new in self.artifacts.values() if is_new))
 
     def list_artifacts(self) -> tuple[Any, ...]:
         """Return all artifacts of the attempt in their tagged form."""
