@@ -62,12 +62,17 @@ async def perform_read_signals_async(call: PreparedCall, op: ReadSignals) -> Map
     return await run_in_thread(perform_read_signals, call, op)  # type: ignore[no-any-return]
 
 
-def read_surroundings(plan: StepPlan, outcome: AttemptOutcome, now: float) -> Script:
-    """Return the surroundings of the decision about a failed attempt; None for a policy without tuning."""
-    if plan.policy.tuning is None:
+def read_surroundings(
+    plan: StepPlan, outcome: AttemptOutcome, now: float, in_force: dict[str, Any] | None
+) -> Script:
+    """Return the surroundings of the decision about a failed attempt; None if nothing of it is used.
+
+    in_force  the decision of the autonomy matrix, if the policy has one
+    """
+    if plan.policy.tuning is None and in_force is None:
         return None
     readings = yield ReadSignals(now)
-    return Surroundings(select_signals(readings), list_inputs(readings, outcome, now))
+    return Surroundings(select_signals(readings), list_inputs(readings, outcome, now), in_force)
 
 
 def select_signals(readings: Mapping[str, SignalReading]) -> Signals:
