@@ -45,6 +45,7 @@ from oncemore.log.record import (
 from oncemore.log.store import Conflict, EntryWrite, HeadIndex
 from oncemore.policy.canonical_json import LARGEST_INTEGER
 from oncemore.schedules.record import ScheduleRecord
+from oncemore.telemetry.autonomy_rules import AutonomyRecord
 
 if TYPE_CHECKING:
     from oncemore.log.encryption import BodyCipher
@@ -305,6 +306,8 @@ def build_index(state: Entity) -> HeadIndex:
         return HeadIndex("queue", state.state, float(state.number), state.queue)
     if type(state) is CheckpointRecord:
         return HeadIndex("ledger", state.state)
+    if type(state) is AutonomyRecord:
+        return HeadIndex("autonomy", state.state, None, state.name)
     assert type(state) is ArtifactRecord
     # The due column holds the creation time, so that listing artifacts by time reads no bodies.
     return HeadIndex("artifact", state.state, state.created_at, state.step)

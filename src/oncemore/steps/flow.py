@@ -44,6 +44,7 @@ from oncemore.steps.ops import (
     VoidClaim,
 )
 from oncemore.steps.recorded_policies import needs_own_policy
+from oncemore.telemetry import autonomy
 from oncemore.workflows.parking import park_run
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
             continued = None if ready.record is None else ready
             terms = yield make(ReserveWorker, (plan.policy_name, plan.policy, plan.policy_source, continued))
             breaker_pass: Any = None
-            if plan.artifact or not (plan.breaker is None and plan.rate is None and plan.queue is None):
+            is_limited = plan.breaker or plan.rate or plan.queue or plan.autonomy
+            if plan.artifact or is_limited:
                 limits = yield from _pass_limits(plan, call, terms, ready, now)
                 if limits is None:
                     call.took_part = True
@@ -157,7 +159,11 @@ def _pass_limits(
     if plan.artifact and (yield from admission.complete_from_artifact(plan, call, terms, head, now)):
         return None
     breaker_pass: Any = None
-    slot = end = None
+    slot = end = matrix = None
+    if plan.autonomy is not None:
+        plan, matrix, end = yield from autonomy.obey_matrix(plan, call, terms, head, now)
+        if plan is None or end is not None:
+            return plan and (None, now, end)
     if plan.queue is not None:
         slot = yield from queue_step.wait_for_slot(plan, call, terms, head, now)
         if slot is None or type(slot) is EndCall:
@@ -175,6 +181,8 @@ def _pass_limits(
         breaker_pass = yield from queue_step.pass_queue(plan, slot, breaker_pass)
         if breaker_pass is None:
             return None
+    if matrix is not None:
+        breaker_pass = autonomy.AutonomyPass(plan, matrix, breaker_pass)
     return breaker_pass, now, end
 
 
@@ -257,6 +265,8 @@ def _append_commit(
     other: tuple[Any, ...] = ()
     if plan.breaker is not None:
         other = yield from breaker_step.success_writes(plan, head, now)
+    if plan.autonomy is not None:
+        other = (*other, *(yield from autonomy.settle_outcome(plan, outcome, now)))
     if plan.cooldown is not None:
         other = (*other, *(yield from cooldown_step.resource_writes(plan.cooldown, head, change, events)))
     saved = yield make(AppendChange, (head, change, True, events, outcome.joined_write, other, {}, False))
