@@ -65,7 +65,7 @@ def check_source(
         message = f"the file cannot be parsed: {error.msg}"
         return [LintFinding(path, line, column, line, column, SYNTAX, SEVERITIES[0], message)]
     except (ValueError, RecursionError, MemoryError) as error:
-        message = f"the file cannot be parsed: {error or type(error).__name__}"
+        message = f"the file cannot be parsed: {str(error) or type(error).__name__}"
         return [LintFinding(path, 1, 1, 1, 1, SYNTAX, SEVERITIES[0], message)]
     builder = _FindingBuilder(facts, path, severities or {})
     for rule in rules:
