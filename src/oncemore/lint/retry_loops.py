@@ -296,9 +296,9 @@ def _find_waits(inside: _Inside) -> list[ast.Call]:
         for call in list_calls(inside.loop.body)
         if WAIT_NAME.search(last_part(call)) and not _in_body(call, attempt)
     ]
-    # `if number: sleep(...)` before the work of a later attempt.
-    for statement in attempt.body:
-        if isinstance(statement, ast.If | ast.Expr):
+    # `if number: sleep(...)` before the work of a later attempt; any other sleep belongs to the work.
+    for number, statement in enumerate(attempt.body):
+        if isinstance(statement, ast.If) or number == 0:
             waits += [call for call in list_calls([statement]) if last_part(call) == "sleep"]
     return waits
 
