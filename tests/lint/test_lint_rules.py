@@ -14,6 +14,7 @@ import pytest
 from oncemore import cli
 from oncemore.lint.check import check_source
 from oncemore.lint.rules import DEFAULT_RULES, RULES
+from tools import lint_pages
 
 SAMPLES = Path(__file__).parent / "samples"
 MARK = re.compile(r"# finds (OM\d{3})")
@@ -92,3 +93,7 @@ def test_the_examples_of_a_page_are_judged_as_the_page_says(rule: str) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_the_good_example_of_a_page_runs(rule: str) -> None:
     exec(compile(bad_and_good_blocks(rule)[1], f"{rule}.md", "exec"), {"__name__": "page"})  # noqa: S102
+
+
+def test_the_pages_in_the_docs_are_those_of_the_rules() -> None:
+    assert lint_pages.find_differences() == [], "run python tools/lint_pages.py --write"

@@ -6,7 +6,7 @@ Found are `except:`, `except Exception` and handlers of the client's own base er
 
 ## Why
 
-Nobody learns that the provider fails. Data is missing without an error, a counter or a line in the log, and programming errors in the block are hidden too.
+The operator does not learn that the provider fails. Data is missing without an error, a counter or a line in the log, and programming errors in the block are hidden too.
 
 ## How to mend it
 
