@@ -249,7 +249,8 @@ MENDED = [
     ("requests.post(requests.get(u))", "requests.post(requests.get(u, timeout=10), timeout=10)"),
     (
         "@tenacity.retry\ndef f(): ...",
-        "@tenacity.retry(stop=tenacity.stop_after_attempt(5), wait=tenacity.wait_random_exponential(max=60))\n"
+        "@tenacity.retry(stop=tenacity.stop_after_attempt(5), "
+        "wait=tenacity.wait_random_exponential(max=60))\n"
         "def f(): ...",
     ),
     (
