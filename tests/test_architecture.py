@@ -35,6 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "_driver",
         "_listeners",
         "events",
+        "lint",
     ),
     ("policy", "classifiers", "log", "audit"),
     ("limits", "artifacts"),
