@@ -80,11 +80,11 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
         if type(ready) is EndCall:
             return (yield from _end_without_attempt(plan, ready))
         # Operators and governance: a switch, a dataset or a missing approval stops the attempt.
+        run, approved, gated = ready.record, "", None
         names: tuple[str, ...] = (plan.name,)
-        approved, gated = "", None
-        if ready.record is not None or plan.requires_approval or call.dataset or call.masking:
-            approved, names = transitions.approval_entity(plan, ready), transitions.step_names(plan, ready.record)
-            gated = gate.list_gated_datasets(call, ready.record)
+        if run is not None or plan.requires_approval or call.dataset or call.masking:
+            approved, names = transitions.approval_entity(plan, ready), transitions.step_names(plan, run)
+            gated = gate.list_gated_datasets(call, run)
         request = (names, call.tenant, approved, plan.obeys_switches, plan.pipeline, gated or ())
         permission = yield make(AskPermission, request)
         refusal: Any = None
