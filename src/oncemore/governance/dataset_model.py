@@ -51,6 +51,10 @@ ACKNOWLEDGED = "ACKNOWLEDGED"
 _SENSITIVE = "sensitive"
 
 
+#: The text in the place of a dataset or a label that a run does not have (GOV-6).
+NO_DATASET, NO_LABEL = "none: the step names no dataset", "none: the dataset is not registered"
+
+
 class DatasetRecord(Value):
     """A registered dataset (GOV-16).
 
