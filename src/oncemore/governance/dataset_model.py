@@ -240,10 +240,10 @@ def _judge_dataset(dataset: str, record: DatasetRecord | None, request: GateRequ
     # A restricted dataset without a list permits nothing; an open one without a list permits everything.
     is_limited = status == RESTRICTED or record.operations
     if is_limited and request.operation not in record.operations:
-        permitted = ", ".join(record.operations) or "no operation"
+        permitted = f"only {', '.join(record.operations)}, and not {request.operation or 'other operations'}"
         return GOVERNANCE_VIOLATION, (
-            f"dataset {dataset} is {status.lower()} and permits {permitted}, not {request.operation}"
-            f"{_describe_change(record)}"
+            f"dataset {dataset} is {status.lower()} and permits "
+            f"{permitted if record.operations else 'no operation'}{_describe_change(record)}"
         )
     if request.masking < required_masking(record):
         return GOVERNANCE_VIOLATION, (

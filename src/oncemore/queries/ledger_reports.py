@@ -21,7 +21,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from oncemore.errors import UsageError
-from oncemore.governance.accepted_policies import PREFIX as ACCEPTED_PREFIX
 from oncemore.governance.checkpoint_copies import replace_file
 from oncemore.governance.dataset_model import DatasetRecord, dataset_entity
 from oncemore.log.entry_codec import decode_header, read_body
@@ -126,6 +125,7 @@ class _ReportBuilder:
         self._tallies: dict[str, _RunTally] = {}
         self._retries: list[tuple[int, dict[str, Any]]] = []
         self._policies: dict[str, RecordedPolicy] = {}
+        self._last_decision: tuple[Any, ...] = ()
         self._count = 0
 
     def add_entry(self, entry: Entry) -> None:
@@ -246,7 +246,7 @@ class _ReportBuilder:
 
     def _add_policy(self, entry: Entry, header: Any, policy: RecordedPolicy, body: dict[str, Any]) -> None:
         # A version of a governed profile has its own entry, with who and why (`_add_accepted`).
-        if ACCEPTED_PREFIX + policy.name.partition("/")[0] in self._records:
+        if policy.fields.get("governed") and policy.source:
             return
         old = self._policies.get(policy.name)
         self._policies[policy.name] = policy
@@ -286,6 +286,11 @@ class _ReportBuilder:
         self._add_version_entry(entry, header, "policy_version", details)
 
     def _add_decision(self, entry: Entry, header: Any, after: Any, decision: dict[str, Any]) -> None:
+        # The entries of one batch repeat the decision: an approval and its run, a run and its artifact.
+        identity = (decision.get("action"), decision.get("actor"), decision.get("reason"), header.at)
+        if identity == self._last_decision:
+            return
+        self._last_decision = identity
         named = ("actor", "reason", "action", "signed")
         more = {name: value for name, value in decision.items() if name not in named}
         # The actor has the key id of a signed decision; the signature itself is in the log.
