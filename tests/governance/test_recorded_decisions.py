@@ -125,7 +125,7 @@ def test_a_forced_rerun_needs_a_reason_and_is_in_the_ledger(tmp_path: Path) -> N
     here = "tests.governance.test_recorded_decisions"
     forced = {
         "rerun": ["rerun", f"{here}:try_twice", "item=x"],
-        "rerun of a held run": ["quarantine", "rerun", held, "--attempts", "3"],
+        "rerun of a held run": ["quarantine", "rerun", held, "--extra-attempts", "3"],
     }
     for command in forced.values():
         assert cli.run_command([*command, *BY, "--store", str(path)]) == 2
