@@ -321,17 +321,10 @@ oncemore demo
 oncemore exec --key report-2026-11 --effect idempotent -- ./monthly-report.sh
 oncemore runs --state HARD_FAIL --since 1d
 oncemore explain 0193a000 --attempt 3
-oncemore simulate --policy policies/quicker.yaml
-oncemore doctor
-oncemore policy list
-oncemore policy show kfm-loop
-oncemore key --operation kill_switch_update --tenant tenant-123
-oncemore export asl nova-cat --out nova-cat.asl.json
-oncemore quarantine list
-oncemore breakers
-oncemore cooldowns list
 oncemore worker shop.orders
-oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
+oncemore quarantine list
+oncemore policy show kfm-loop
+oncemore store doctor
 oncemore lint src
 """
 #: The commands by section, in the order of the help: "module:function" below `oncemore.cli`.
@@ -350,6 +343,7 @@ ROOT_SECTIONS = {
         "replay": "replay:replay",
         "watch": "watch:watch",
         "audit": "audit:audit",
+        "alerts": "alerts:alerts",
     },
     "Decide": {
         "quarantine": "quarantine:quarantine",
@@ -358,10 +352,16 @@ ROOT_SECTIONS = {
         "limits": "groups:limits",
         "policy": "policy:policy",
     },
-    "Prove": {
+    "Prove and plan": {
         "check": "checks:check",
         "ledger": "ledger:ledger",
         "export": "export:export",
+        "report": "reports:report",
+        "simulate": "groups:simulate",
+    },
+    "Improve code": {
+        "lint": "lint:lint",
+        "migrate": "migrate:migrate",
     },
     "Maintain": {
         "store": "groups:store",
@@ -373,57 +373,8 @@ ROOT_SECTIONS = {
 
 @click.group(
     cls=LazyGroup,
-    modules={
-        # The help lists the commands in this order.
-        "exec": "exec:exec_",
-        "runs": "runs:runs",
-        "show": "runs:show",
-        "explain": "runs:explain",
-        "replay": "replay:replay",
-        "simulate": "simulate:simulate",
-        "storm": "simulate:storm",
-        "tail": "runs:tail",
-        "audit": "audit:audit",
-        "report": "reports:report",
-        "alerts": "alerts:alerts",
-        "doctor": "doctor:doctor",
-        "health": "doctor:health",
-        "policy": "policy:policy",
-        "key": "key:key",
-        "export": "export:export",
-        "asl": "export:asl_branch",
-        "worker": "worker:worker",
-        "inbox": "worker:inbox",
-        "submit": "step_commands:submit",
-        "cancel": "step_commands:cancel",
-        "rerun": "step_commands:rerun",
-        "signal": "control:signal",
-        "quarantine": "quarantine:quarantine",
-        "switch": "control:switch",
-        "approve": "control:approve",
-        "dataset": "datasets:dataset",
-        "escalations": "escalations:escalations",
-        "roles": "roles:roles",
-        "breakers": "limits:breakers",
-        "resources": "limits:resources",
-        "cooldowns": "cooldowns:cooldowns",
-        "schedules": "schedules:schedules",
-        "queues": "schedules:queues",
-        "import": "import_keys:import_",
-        "import-runs": "run_documents:import_runs",
-        "prune": "maintenance:prune",
-        "erase": "maintenance:erase",
-        "backup": "maintenance:backup",
-        "restore": "maintenance:restore",
-        "copy": "maintenance:copy",
-        "sizes": "maintenance:sizes",
-        "verify": "maintenance:verify",
-        "check": "checks:check",
-        "migrate": "migrate:migrate",
-        "ledger": "ledger:ledger",
-        "lint": "lint:lint",
-        "demo": "demo:demo",
-    },
+    modules={name: place for section in ROOT_SECTIONS.values() for name, place in section.items()},
+    sections={title: tuple(names) for title, names in ROOT_SECTIONS.items()},
     examples=ROOT_EXAMPLES,
     # click offers only --help by default.
     context_settings={"help_option_names": ["-h", "--help"]},

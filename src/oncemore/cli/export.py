@@ -42,7 +42,7 @@ oncemore export asl --check nova-cat.asl.json
     """,
 )
 def export() -> None:
-    """Export policies, workflows, runs and their lineage to other systems."""
+    """Export runs, lineage and policies to other systems."""
 
 
 @documented_command("asl", EXAMPLES)

@@ -31,6 +31,10 @@ oncemore limits breakers
 oncemore limits cooldowns
 oncemore limits budgets
 """
+SIMULATE_EXAMPLES = """
+oncemore simulate --policy kfm-loop --since 7d
+oncemore simulate storm --clients 100
+"""
 STORE_EXAMPLES = """
 oncemore store doctor
 oncemore store backup /backups/log-2026-11-16.db
@@ -131,3 +135,17 @@ def limits() -> None:
 )
 def store() -> None:
     """Check, verify, prune, back up and move a store."""
+
+
+@click.group(
+    "simulate",
+    cls=LazyGroup,
+    modules={"what-if": "simulate:simulate", "storm": "simulate:storm"},
+    examples=SIMULATE_EXAMPLES,
+    default_command="what-if",
+)
+def simulate() -> None:
+    """Decide recorded runs again; simulate a storm.
+
+    The default command is `what-if`.
+    """

@@ -37,7 +37,7 @@ oncemore report sustainability --since 7d --figure energy_kwh
     examples=EXAMPLES,
 )
 def report() -> None:
-    """Write a review of a period, with the records behind every figure."""
+    """Write a review of a period, with its records."""
 
 
 period_options = combine_options(

@@ -63,7 +63,7 @@ def test_every_fault_of_a_file_is_reported_at_once(write: Write) -> None:
         ("governed: true\nretry_policy: {timeout_s: 1}", 'version is missing'),
         ('version: "1"\ngoverned: true\nretry_policy: {timeout_s: 1}', "1:10: version of a governed file"),
         ("version: retry-loop-v1\ngoverned: true\nretry_policy: {timeout_s: 1}", "v<major>.<minor>"),
-        ("version: retry-loop-v1.02\ngoverned: true\nretry_policy: {timeout_s: 1}", "of a governed file has the form"),
+        ("version: retry-loop-v1.02\ngoverned: true\nretry_policy: {timeout_s: 1}", "file has the form"),
         ("version: 1.0\nretry_policy: {}", "version is 1.0; it must be a text; put it in quotes"),
         ("version: 2026-01-01\nretry_policy: {}", "version is '2026-01-01'; it must be a text; put"),
         ("version: ''\nretry_policy: {}", "version is ''"),
