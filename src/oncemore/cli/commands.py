@@ -352,6 +352,7 @@ oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
         "verify": "maintenance:verify",
         "check": "checks:check",
         "migrate": "migrate:migrate",
+        "init": "init:init",
         "ledger": "ledger:ledger",
         "demo": "demo:demo",
     },
