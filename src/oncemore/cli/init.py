@@ -53,6 +53,7 @@ def workflows(folder: str, replace: bool) -> CommandReport:
         for name in WORKFLOWS
     }
     changed = {name for name, text in contents.items() if _differs(target / name, text)}
+    # Decided before the first write, so that a refusal leaves the folder as it was.
     existing = sorted(name for name in changed if (target / name).exists())
     if existing and not replace:
         raise UsageError(f"{target / existing[0]} exists and differs; give --replace, or another --folder")
