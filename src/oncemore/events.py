@@ -308,6 +308,34 @@ class DeliveryFailed(Value):
     reason: str
 
 
+class DeliveryHeld(Value):
+    """An event of the outbox is not sent, because its dataset does not permit it any more.
+
+    It is sent when the dataset permits it again; `text` says what the dataset objects to.
+    """
+
+    topic: str
+    event_id: str
+    dataset: str
+    text: str
+
+
+class ExecutionRefused(Value):
+    """Work is not executed, because something that permits it cannot be verified or read.
+
+    reason   `policy_unverifiable` or `control_state_unknown`
+    subject  the policy file, or the step
+    text     what is wrong
+
+    The third doubt, an error that no rule of a governed policy knows, ends or holds the run: `AttemptFailed`
+    with the action `stop` or `quarantine`.
+    """
+
+    reason: str
+    subject: str
+    text: str
+
+
 #: The events of a run, and all events.
 RunEvent = (
     RunSubmitted
@@ -323,4 +351,12 @@ RunEvent = (
     | AttemptFailed
     | AttemptInterrupted
 )
-ProcessEvent = RunEvent | BreakerChanged | ConfigDrifted | StoreSizeExceeded | DeliveryFailed
+ProcessEvent = (
+    RunEvent
+    | BreakerChanged
+    | ConfigDrifted
+    | StoreSizeExceeded
+    | DeliveryFailed
+    | DeliveryHeld
+    | ExecutionRefused
+)

@@ -33,7 +33,9 @@ def check() -> None:
 
 @store_command("records", "oncemore check records\noncemore check records --json")
 def records(engine: Engine) -> CommandReport:
-    """Check the records of all runs: telemetry, forbidden retries, bounds and proofs.
+    """Check the records of all runs, and the signatures of decisions.
+
+    Checked of runs: telemetry, forbidden retries, bounds and proofs.
 
     One line for each finding. Exit code 1 if there is one. `oncemore verify` checks the hashes.
     """
@@ -46,7 +48,8 @@ def records(engine: Engine) -> CommandReport:
 def _print_report(out: OutputWriter, report: RecordReport) -> None:
     # The rule comes first, so that `sort` and `grep` group the lines.
     for finding in report.findings:
-        place = f"{finding.step} {finding.run_id} entry {finding.version}"
+        # A finding about a decision is not always about a run.
+        place = f"{f'{finding.step} {finding.run_id}'.strip() or finding.entity} entry {finding.version}"
         out.write_line(f"{finding.rule}: {place}: {finding.text}", "red")
     if report.more:
         out.write_line(f"and {report.more} more", "red")

@@ -294,6 +294,7 @@ oncemore demo
 oncemore exec --key report-2026-11 --effect idempotent -- ./monthly-report.sh
 oncemore runs --state HARD_FAIL --since 1d
 oncemore explain 0193a000 --attempt 3
+oncemore simulate --policy policies/quicker.yaml
 oncemore doctor
 oncemore policy list
 oncemore policy show kfm-loop
@@ -304,6 +305,7 @@ oncemore breakers
 oncemore cooldowns list
 oncemore worker shop.orders
 oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
+oncemore lint src
 """
 
 
@@ -316,8 +318,12 @@ oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
         "show": "runs:show",
         "explain": "runs:explain",
         "replay": "replay:replay",
+        "simulate": "simulate:simulate",
+        "storm": "simulate:storm",
         "tail": "runs:tail",
         "audit": "audit:audit",
+        "report": "reports:report",
+        "alerts": "alerts:alerts",
         "doctor": "doctor:doctor",
         "health": "doctor:health",
         "policy": "policy:policy",
@@ -354,6 +360,7 @@ oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
         "migrate": "migrate:migrate",
         "init": "init:init",
         "ledger": "ledger:ledger",
+        "lint": "lint:lint",
         "demo": "demo:demo",
     },
     examples=ROOT_EXAMPLES,

@@ -205,6 +205,8 @@ def _print_verified(out: OutputWriter, report: LedgerReport) -> None:
     from oncemore.queries.times import format_time
 
     out.write_line(f"intact: {report.entries:,} entries of {report.entities:,} entities", "green")
+    if report.decisions:
+        out.write_line(f"{report.decisions:,} signed decisions are genuine")
     if not report.checkpoints:
         out.write_line(
             "no checkpoint: only the hash chains were checked (oncemore ledger checkpoint)", "yellow"
@@ -252,6 +254,8 @@ def _print_export_verified(out: OutputWriter, report: ExportVerification) -> Non
     )
     if report.outside:
         out.write_line(f"{report.outside} checkpoints from outside match")
+    if report.decisions:
+        out.write_line(f"{report.decisions:,} signed decisions are genuine")
     if report.bodies < report.entries:
         out.write_line(f"{report.entries - report.bodies:,} entries are without their bodies")
     if report.removed:
@@ -339,9 +343,14 @@ def export(engine: Engine, file: str, without_bodies: bool) -> CommandReport:
     )
 
 
-@store_command("reports", "oncemore ledger reports\noncemore ledger reports --root /srv/project")
-@value_option("--root", "DIR", "Folder below which docs/reports/audit is written.", default=".")
-def reports(engine: Engine, root: str) -> CommandReport:
+@store_command(
+    "reports",
+    "oncemore ledger reports\noncemore ledger reports --root /srv/project\n"
+    "oncemore ledger reports --policy policies/ingest.yaml",
+)
+@value_option("--root", "DIR", "Folder below which the files are written.", default=".")
+@value_option("--policy", "NAME", "Write the files that this policy lists as `ledgers:`.", default="")
+def reports(engine: Engine, root: str, policy: str) -> CommandReport:
     """Write versioning_ledger.json and pipeline_retry_log.json below docs/reports/audit.
 
     Each file is replaced as a whole: a reader sees the old or the new one. The same log gives the same
@@ -349,7 +358,7 @@ def reports(engine: Engine, root: str) -> CommandReport:
     """
     from oncemore.queries.ledger_reports import write_reports
 
-    written = write_reports(engine, Path(root))
+    written = write_reports(engine, Path(root), policy)
 
     def print_text(out: OutputWriter) -> None:
         for path, count in written.items():

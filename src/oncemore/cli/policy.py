@@ -41,13 +41,14 @@ oncemore policy check policies/*.yaml
 oncemore policy sign policies/mine.yaml --key keys/steward
 oncemore policy diff kfm-loop p2-batch-reporting
 oncemore policy plot kfm-rules --svg kfm-rules.svg
+oncemore policy propose kfm-loop --out policies/kfm-loop-next.yaml
 """
 
 COMMANDS = {
     "list": "policy:list_", "show": "policy:show", "check": "policy:check",
     "diff": "policy:diff", "plot": "policy:plot", "schema": "policy:schema",
     "keygen": "policy_signing:keygen", "sign": "policy_signing:sign", "verify": "policy_signing:verify",
-    "accepted": "policy_signing:accepted",
+    "accepted": "policy_signing:accepted", "propose": "policy_proposals:propose",
 }  # fmt: skip
 
 
@@ -201,7 +202,7 @@ def _make_question(attempt: int, facts: Mapping[str, Any]) -> PolicyQuestion:
 
 def _print_answer(out: OutputWriter, found: FoundPolicy, question: PolicyQuestion, proof: bool) -> None:
     """Print the decision with its explanation, or only its proof."""
-    from oncemore.cli.charts import format_number
+    from oncemore.queries.charts import format_number
     from oncemore.queries.policy_question import answer_question
 
     answer = answer_question(found.policy, question, quarantines=found.quarantines)

@@ -25,6 +25,7 @@ from oncemore.limits.cooldown_rules import ResourceRecord
 from oncemore.limits.queue_rules import QueueSlot
 from oncemore.policy.model import check_transition
 from oncemore.schedules.record import ScheduleRecord
+from oncemore.telemetry.autonomy_rules import AutonomyRecord
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     EventMark = Literal["SENDING", "DELIVERED", "DEAD"]
     OtherMark = Literal["MAINTENANCE", "LEASE", "JOB", "RESOURCE", "BREAKER", "QUOTA", "SECRET", "POLICY"]
     EntityMark = Literal["CONTROL", "APPROVAL", "SCHEDULE", "QUEUE", "LEDGER", "JOURNAL", "SIGNAL", "DATASET"]
-    Mark = StateMark | RunMark | EventMark | OtherMark | EntityMark
+    Mark = StateMark | RunMark | EventMark | OtherMark | EntityMark | Literal["AUTONOMY"]
     State_ = TypeVar("State_", bound="Entity")
 
 #: Number of the stored format; it is part of every header and head.
@@ -140,7 +141,9 @@ class EventRecord(Value):
     attempt        number of the last delivery attempt, counted before it starts, never reused
     attempt_count  attempts since the event was emitted, or since an operator had it sent again
     worker         name of the worker that is sending it
-    reason         the reason of its state
+    reason         the reason of its state; for a PENDING one, why it is not sent yet
+    dataset        the dataset of the run that emitted it, which the gate is asked about; empty: none
+    operation      the operation that its step does to the dataset
     """
 
     state: str = "PENDING"
@@ -156,6 +159,8 @@ class EventRecord(Value):
     attempt_count: int = 0
     worker: str = ""
     reason: str = ""
+    dataset: str = ""
+    operation: str = ""
 
 
 class ArtifactRecord(Value):
@@ -352,6 +357,7 @@ Entity = (
     | DatasetRecord
     | EscalationRecord
     | RoleRecord
+    | AutonomyRecord
 )
 KINDS: Final[tuple[type[Any], ...]] = Entity.__args__
 #: Position of each field, by kind of record.

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from oncemore.steps.attempt_storage import AttemptBackend
     from oncemore.steps.ops import Output
     from oncemore.steps.transactions import AppliedMark
+    from oncemore.telemetry.meter import ReportedUsage
     from oncemore.workflows.scope import RunJournal
 
 MOST_EVENTS = MOST_ARTIFACTS = 1000
@@ -56,6 +57,7 @@ class Attempt:
     over = False
     events: tuple[tuple[EventRecord, Any], ...] = ()
     evidence: tuple[ArtifactRecord, ...] = ()
+    used: tuple[dict[str, Any], ...] = ()
     mark: AppliedMark | None = None
     joined_write: Callable[[StoreTransaction], object] | None = None
     _rng: random.Random | None = None
@@ -144,6 +146,7 @@ class Attempt:
             created_at=self._backend.now(),
             tenant=run.tenant,
             correlation_id=run.correlation_id,
+            dataset=run.dataset,
         )
         self.events = (*self.events, (event, plain))
         return event.event_id
@@ -186,6 +189,25 @@ class Attempt:
             raise UsageError(f"{self.step}: attempt {self.number} has left {name!r} already")
         return self._backend.leave_evidence(self._as_running(), content, label)
 
+    def use(self, content: Any, *, name: str, media_type: str | None = None) -> str:
+        """Declare content that is not an artifact as an input of this work; return its SHA-256.
+
+        content  bytes, the path of a file, or a binary file; files are read in bounded memory
+        name     its name among the inputs of this key
+
+        The input is part of the lineage that COMMIT stores. Other content under a name that an earlier
+        attempt of this key has used is a `PolicyViolation` (LINEAGE_MISMATCH); no policy retries it.
+        Artifacts that the step reads are inputs without being declared.
+        """
+        from oncemore.artifacts.store import digest_content
+        from oncemore.steps.inputs import add_input, make_content_edge
+
+        self._check_writable("use inputs", "uses no inputs")
+        make_label(name, media_type)
+        digest, size = digest_content(content)
+        add_input(self._as_running(), make_content_edge(name, digest, size, media_type))
+        return digest
+
     def transaction(self, connection: Any) -> Any:
         """Write to your own database, in one transaction with the marker that the work is done.
 
@@ -224,6 +246,16 @@ class Attempt:
     def resume(self, default: Any = None) -> Any:
         """Return the last checkpoint of this run, from any attempt; the default if there is none."""
         return self._backend.load_checkpoint(self.head) if self.head.record.checkpoint_version else default
+
+    def add_usage(self, *, energy_kwh: float = 0.0, network_bytes: float = 0.0, cpu_s: float = 0.0) -> None:
+        """Add usage that the engine cannot measure: of a remote service, a GPU, a transfer, another process.
+
+        The settings `network_kwh_per_gb` and `core_watts` turn bytes and CPU seconds into energy.
+        """
+        self._check_writable("add usage", "adds no usage")
+        from oncemore.telemetry.meter import add_reported
+
+        add_reported(self._as_running(), kwh=energy_kwh, network_bytes=network_bytes, cpu_s=cpu_s)
 
     def _save_checkpoint(self, plain: Any) -> Any:
         self._check_writable("checkpoint", "makes no checkpoints")
@@ -288,13 +320,20 @@ class RunningAttempt(Attempt):
     events     emitted events with their payloads
     artifacts  stored artifacts by folded name, and whether each is new in this attempt
     evidence   artifacts that are recorded if the attempt fails
+    used       the inputs that it has read or declared (`steps.inputs`)
     mark       its transaction in the user's own database
     joined_write  the user's write in the store's own transaction (`on_commit`)
     journal    its sleeps, waits and published values, if there are any
+    cpu_s      CPU time of its ended turns; active_thread, cpu_start and cpu_clock are of the present turn
+    reported   usage beyond CPU time, if there is any (`telemetry.meter`)
     """
 
     begun = True
     journal: RunJournal | None = None
+    _recorded_inputs: dict[tuple[str, ...], set[str]] | None = None
+    cpu_s = cpu_start = 0.0
+    active_thread = cpu_clock = 0
+    reported: ReportedUsage | None = None
 
     def __init__(
         self,
@@ -328,6 +367,14 @@ class RunningAttempt(Attempt):
         """Store a checkpoint that is in its tagged form already."""
         return self._save_checkpoint(plain)
 
+    def load_recorded_inputs(self) -> dict[tuple[str, ...], set[str]]:
+        """Return the digests of the inputs of earlier attempts, by label; they are read once."""
+        if self._recorded_inputs is None:
+            # The first attempt of a key has no predecessors: nothing is read.
+            is_first = self.number <= 1
+            self._recorded_inputs = {} if is_first else self._backend.load_recorded_inputs(self.head)
+        return self._recorded_inputs
+
     def attach_artifact(self, record: ArtifactRecord) -> Artifact:
         """Add a stored artifact to the attempt; refuse a name that has other content already."""
         held, is_new = self.artifacts.get(record.name.casefold(), (None, True))
@@ -355,9 +402,15 @@ class RunningAttempt(Attempt):
                 assert type(record) is EventRecord
                 self.events = (*self.events, (record, payload))
 
-    def collect_outputs(self) -> tuple[Output, ...]:
-        """Return the events and the new artifact references that are stored with the result."""
-        return (*self.events, *((record, None) for record, is_new in self.artifacts.values() if is_new))
+    def collect_outputs(self, operation: str = "") -> tuple[Output, ...]:
+        """Return the events and the new artifact references that are stored with the result.
+
+        operation  the operation of the step on its dataset: the gate asks about it when an event is sent
+        """
+        events = self.events
+        if operation:
+            events = tuple((event._replace(operation=operation), payload) for event, payload in events)
+        return (*events, *((record, None) for record, is_new in self.artifacts.values() if is_new))
 
     def list_artifacts(self) -> tuple[Any, ...]:
         """Return all artifacts of the attempt in their tagged form."""

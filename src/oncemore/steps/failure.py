@@ -22,8 +22,12 @@ from oncemore.steps.ops import (
     ReadBody,
     ReconcileAnswer,
 )
+from oncemore.telemetry import autonomy
+from oncemore.telemetry.surroundings import read_surroundings
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from oncemore.log.record import LoadedHead
     from oncemore.steps.ops import Output, Script
     from oncemore.steps.plan import StepPlan
@@ -43,7 +47,9 @@ def record_failure(plan: StepPlan, outcome: AttemptOutcome, now: float) -> Scrip
 def _fail_attempt(plan: StepPlan, outcome: AttemptOutcome, error: Exception, now: float) -> Script:
     """Classify the error, decide, and append both; return the end, None to continue, or CONFLICT."""
     head, run = outcome.head, outcome.head.record
-    decision = decide_failure(plan, run, error, now)
+    in_force = yield from autonomy.load_in_force(plan, run.priority)
+    around = yield from read_surroundings(plan, outcome, now, in_force)
+    decision = decide_failure(plan, run, error, now, around)
     failure = decision.situation.failure
     described = plan.describe(error, failure)
     also: tuple[Any, ...] = ()
@@ -66,8 +72,13 @@ def _fail_attempt(plan: StepPlan, outcome: AttemptOutcome, error: Exception, now
         change = transitions.build_reconciled(plan, head, answer, OUTCOME_UNKNOWN, now, described)
     else:
         change = transitions.build_failure(plan, head, described, decision, now)
-    if remarks or head is not outcome.head:
-        change = change._replace(before=run, body={**change.body, **remarks})
+    if plan.autonomy is not None:
+        also = (*also, *(yield from autonomy.settle_outcome(plan, outcome, now, decision)))
+    measured = transitions.measured_body(outcome, now)
+    # The next attempt must not work with other inputs (LIN-7).
+    if outcome.used:
+        remarks = {**remarks, "used": outcome.used}
+    change = change._replace(before=run, body={**change.body, **measured, **remarks})
     saved = yield from cooldown_step.append_to_run(
         plan, outcome.head, change, events=outcome.evidence, also=also
     )
@@ -96,7 +107,7 @@ def close_interrupted(plan: StepPlan, outcome: AttemptOutcome, now: float) -> Sc
         return (
             yield from close_lost_attempt(
                 plan, outcome.head, "interrupted", now, may_ask=False, evidence=outcome.evidence,
-                also=breaker_writes,
+                also=breaker_writes, measured=transitions.measured_body(outcome, now),
             )
         )  # fmt: skip
     # The function was never called, so the attempt does not count.
@@ -127,6 +138,7 @@ def close_lost_attempt(
     may_ask: bool = True,
     evidence: tuple[Output, ...] = (),
     also: tuple[Any, ...] = (),
+    measured: Mapping[str, Any] = transitions.NO_REMARKS,
 ) -> Script:
     """Close an attempt after its worker has died; return the new head, or None on a conflict.
 
@@ -140,6 +152,8 @@ def close_lost_attempt(
         change = transitions.build_reconciled(plan, head, answer, reason, now, error)
     else:
         change = transitions.build_closing(plan, head, close_run(run, reason, now), error)
+    if measured:
+        change = change._replace(body={**change.body, **measured})
     return (yield from cooldown_step.append_to_run(plan, head, change, events=evidence, also=also))
 
 

@@ -44,6 +44,7 @@ from oncemore.steps.ops import (
     VoidClaim,
 )
 from oncemore.steps.recorded_policies import needs_own_policy
+from oncemore.telemetry import autonomy
 from oncemore.workflows.parking import park_run
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
         now = yield NOW
         # A second call of the key: end, wait, or a head that may be claimed.
         if head.record is None:
-            ready: Any = transitions.allow_new_run(plan, call, head, now)
+            ready: Any = transitions.allow_new_run(plan, call, head, now) if call.deadline else head
         else:
             ready = yield from handle_existing_run(plan, call, head, now)
         head = None
@@ -79,8 +80,11 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
         if type(ready) is EndCall:
             return (yield from _end_without_attempt(plan, ready))
         # Operators and governance: a switch, a dataset or a missing approval stops the attempt.
-        approved, names = transitions.approval_entity(plan, ready), transitions.step_names(plan, ready.record)
-        gated = gate.list_gated_datasets(call, ready.record)
+        run, approved, gated = ready.record, "", None
+        names: tuple[str, ...] = (plan.name,)
+        if run is not None or plan.requires_approval or call.dataset or call.masking:
+            approved, names = transitions.approval_entity(plan, ready), transitions.step_names(plan, run)
+            gated = gate.list_gated_datasets(call, run)
         request = (names, call.tenant, approved, plan.obeys_switches, plan.pipeline, gated or ())
         permission = yield make(AskPermission, request)
         refusal: Any = None
@@ -91,7 +95,8 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
             continued = None if ready.record is None else ready
             terms = yield make(ReserveWorker, (plan.policy_name, plan.policy, plan.policy_source, continued))
             breaker_pass: Any = None
-            if plan.artifact or not (plan.breaker is None and plan.rate is None and plan.queue is None):
+            is_limited = plan.breaker or plan.rate or plan.queue or plan.autonomy
+            if plan.artifact or is_limited:
                 limits = yield from _pass_limits(plan, call, terms, ready, now)
                 if limits is None:
                     call.took_part = True
@@ -112,7 +117,7 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
             is_guess = False
             continue
         if breaker_pass is None:
-            op = AppendChange(ready, claim, plan.effect != "pure", guards=guards, late=not approved)
+            op = make(AppendChange, (ready, claim, plan.effect != "pure", (), None, (), guards, not approved))
         else:
             op = breaker_pass.build_claim(ready, claim, now, guards, late=not approved)
         claimed = yield op
@@ -154,7 +159,11 @@ def _pass_limits(
     if plan.artifact and (yield from admission.complete_from_artifact(plan, call, terms, head, now)):
         return None
     breaker_pass: Any = None
-    slot = end = None
+    slot = end = matrix = None
+    if plan.autonomy is not None:
+        plan, matrix, end = yield from autonomy.obey_matrix(plan, call, terms, head, now)
+        if plan is None or end is not None:
+            return plan and (None, now, end)
     if plan.queue is not None:
         slot = yield from queue_step.wait_for_slot(plan, call, terms, head, now)
         if slot is None or type(slot) is EndCall:
@@ -172,6 +181,8 @@ def _pass_limits(
         breaker_pass = yield from queue_step.pass_queue(plan, slot, breaker_pass)
         if breaker_pass is None:
             return None
+    if matrix is not None:
+        breaker_pass = autonomy.AutonomyPass(plan, matrix, breaker_pass)
     return breaker_pass, now, end
 
 
@@ -219,13 +230,16 @@ def commit_result(plan: StepPlan, outcome: AttemptOutcome, now: float) -> Script
     except Exception as fault:  # noqa: BLE001 - encoders of user types may raise anything
         lost = refusals.result_not_encodable(plan, head, fault, outcome.value)
         if plan.effect == "pure":
-            return (yield from _fail_without_result(plan, head, lost, now))
+            return (yield from _fail_without_result(plan, outcome, lost, now))
         body = {"result_unavailable": str(lost)}
     events = outcome.events
-    if lost is None and plan.is_large(body["result"]):
+    if lost is None and not is_plain and plan.is_large(body["result"]):
         body, events = yield from _spill_large_result(head, body, events)
     if outcome.artifacts:
         body["artifacts"] = outcome.artifacts
+    # With the artifacts and the result, the edges of the run's lineage (LIN-5).
+    if outcome.used:
+        body["used"] = outcome.used
     if outcome.mark is not None:
         # The user's transaction commits first, with our marker in it. A crash after it is settled from there.
         transaction = yield CommitTransaction(head, outcome.mark, body, events)
@@ -245,13 +259,17 @@ def _append_commit(
     """Append COMMIT with its events, and the breaker's and the resource's record where there are such."""
     head = outcome.head
     body["duration_s"] = round(now - head.record.started_at, 6)
+    if outcome.usage is not None:
+        body["usage"] = outcome.usage
     change = transitions.build_commit(head, body)
     other: tuple[Any, ...] = ()
     if plan.breaker is not None:
         other = yield from breaker_step.success_writes(plan, head, now)
+    if plan.autonomy is not None:
+        other = (*other, *(yield from autonomy.settle_outcome(plan, outcome, now)))
     if plan.cooldown is not None:
         other = (*other, *(yield from cooldown_step.resource_writes(plan.cooldown, head, change, events)))
-    saved = yield AppendChange(head, change, True, events, outcome.joined_write, other)
+    saved = yield make(AppendChange, (head, change, True, events, outcome.joined_write, other, {}, False))
     if saved is None:
         return CONFLICT
     # The user's `on_commit` write failed and rolled the entry back: that is a failed attempt.
@@ -266,10 +284,17 @@ def _append_commit(
     )
 
 
-def _fail_without_result(plan: StepPlan, head: LoadedHead, lost: ResultUnavailable, now: float) -> Script:
+def _fail_without_result(
+    plan: StepPlan, outcome: AttemptOutcome, lost: ResultUnavailable, now: float
+) -> Script:
     """Fail a `pure` step because its value cannot be stored; return the end, or CONFLICT."""
-    closing = close_run(head.record, "result_unavailable", now)
-    change = transitions.build_closing(plan, head, closing, plan.describe(lost, None), permanent=True)
+    head = outcome.head
+    closing, remarks = (
+        close_run(head.record, "result_unavailable", now),
+        transitions.measured_body(outcome, now),
+    )
+    error = plan.describe(lost, None)
+    change = transitions.build_closing(plan, head, closing, error, remarks, permanent=True)
     breaker_writes = yield from breaker_step.success_writes(plan, head, now)
     saved = yield from cooldown_step.append_to_run(plan, head, change, also=breaker_writes)
     return CONFLICT if saved is None else EndCall(None, refusals.run_failed(plan, saved, lost, None))
