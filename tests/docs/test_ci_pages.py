@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from oncemore.cli.commands import root
 from tests.programs.test_pages import blocks, fits
 from tests.shell import environment
 
@@ -32,10 +31,6 @@ def test_the_commands_of_a_page_run_and_print_what_it_says(name: str, tmp_path: 
     commands = blocks((HOW_TO / name).read_text(encoding="utf-8"))
     assert len(commands) == PAGES[name]
     for code, shown in commands:
-        if "oncemore lint" in code and "lint" not in getattr(root, "modules", {}):
-            # The linter is built at the same time as this page.
-            (tmp_path / "work" / "project").mkdir(exist_ok=True)
-            continue
         done = subprocess.run(
             ["sh", "-e", "-c", code], cwd=tmp_path / "work", env=env, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, timeout=60, check=False,
