@@ -11,6 +11,7 @@ the same version and configuration, raises `PolicyViolation` (LINEAGE_MISMATCH),
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from oncemore.artifacts.artifact import Artifact
+    from oncemore.artifacts.store import Content
     from oncemore.log.encryption import BodyCipher
     from oncemore.log.record import RunRecord
     from oncemore.log.store import Entry
@@ -51,6 +53,18 @@ def _encode_value(plain: Any) -> bytes:
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     # A lone surrogate of a text cannot be UTF-8; its escaped form can.
     return text.encode("utf-8", "backslashreplace")
+
+
+def digest_content(content: Content) -> tuple[str, int]:
+    """Return the digest and the size of content without storing it, in bounded memory."""
+    # Imported here: most attempts declare no input.
+    from oncemore.artifacts.store import read_chunks
+
+    hasher, size = sha256(), 0
+    for data in read_chunks(content):
+        hasher.update(data)
+        size += len(data)
+    return hasher.hexdigest(), size
 
 
 # Edges ----------------------------------------------------------------------------------------------
