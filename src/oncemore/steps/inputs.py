@@ -154,11 +154,8 @@ def collect_recorded(
 
 
 def list_inputs(call: PreparedCall, attempt: RunningAttempt) -> tuple[InputEdge, ...]:
-    """Return all edges of an attempt that has succeeded: what it has read, and its arguments."""
+    """Return all edges of an attempt that has succeeded: the inputs that it has read, and its arguments."""
     if call.inputs:
-        # A call whose arguments are all small has no edges of arguments.
-        if len(call.inputs) < MIN_ARGUMENT_BYTES:
-            return attempt.used
         # From the bytes of the key: the function may have changed its own arguments meanwhile.
         arguments = msgspec.json.decode(call.inputs)
     elif call.recorded is not None and not any(map(_is_large, call.recorded[1].values())):
