@@ -89,7 +89,7 @@ def test_what_is_written_now_has_the_form_of_the_golden_log() -> None:
     # a default can be added at the end of a record (ADR 0044): it is named here.
     added = {"max_crashes", "operation"}
     # Bodies have grown too: the pipeline of a run, its inputs, and what an attempt has used of the machine.
-    added_to_bodies = {"pipeline", "usage", "used"}
+    added_to_bodies = {"duration_s", "pipeline", "usage", "used"}
 
     def form(header: str, body: str) -> Any:
         plain = json.loads(header)
