@@ -147,6 +147,7 @@ def render_line_chart(
 ) -> str:
     """Return an SVG document with up to `MAX_SERIES` lines; without any point it says so in words."""
     _check_series(len(series))
+    # All series share one scale: their distance is what the chart shows.
     xs = [x for one in series for x, _ in one.points]
     ys = [y for one in series for _, y in one.points]
     parts = open_svg(
@@ -154,6 +155,7 @@ def render_line_chart(
     )
     if not xs:
         return _close_svg([*parts, render_text(WIDTH / 2, HEIGHT / 2, "no values", "middle")])
+    # From 0, because a cut axis exaggerates differences.
     scale = round_ticks(max(0.0, *ys), 7)
     first, last = min(xs), max(xs)
 
@@ -245,6 +247,7 @@ def render_bar_chart(
     )
     if not rows:
         return _close_svg([*parts, render_text(WIDTH / 2, height / 2, "no values", "middle")])
+    # 110 pixels stay free for the number behind the longest bar.
     longest = max(sum(row.values) for row in rows) or 1.0
     per_unit = (WIDTH - LEFT - NAME_WIDTH - 110) / longest
     for number, row in enumerate(rows):
@@ -283,6 +286,7 @@ def draw_lines(
 ) -> list[str]:
     """Return a line chart as text of at most `width` columns; each series has its own mark."""
     _check_series(len(series))
+    # Without points there is no scale.
     points = [point for one in series for point in one.points]
     if not points:
         return ["no values"]
