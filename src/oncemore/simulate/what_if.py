@@ -21,7 +21,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from oncemore._values import Value, make
-from oncemore.policy.decide import Situation, decide_retry
+from oncemore.policy.decide import decide_retry
 from oncemore.policy.tuning import NO_SIGNALS, Signals
 from oncemore.policy.verdict import decide_verdict
 from oncemore.simulate.recorded_runs import COMPLETE, GRAMS, LOST, MeasuredValues, SimulatedWorld
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Literal
 
-    from oncemore.policy.decide import Decision
+    from oncemore.policy.decide import Decision, Situation
     from oncemore.policy.model import Effect, Verdict
     from oncemore.policy.policy import Policy
     from oncemore.simulate.recorded_runs import RecordedAttempt, RecordedRun
@@ -213,13 +213,11 @@ def decide_again(
     assert situation is not None
     assert own_policy is not None
     policy = own_policy if choose is None else choose(run, own_policy)
-    # Unpacked: `_replace` would cost as much as the decision itself.
-    _, failure, verdict, now, *rest, own_signals = situation
-    now += shift
+    now, verdict = situation.now + shift, situation.verdict
     if policy is not own_policy:
         verdict = _decide_new_verdict(run, situation, policy, own_policy)
-    used = own_signals if signals is None else signals(recorded, now, shift)
-    return decide_retry(policy, make(Situation, (count, failure, verdict, now, *rest, used)))
+    used = situation.signals if signals is None else signals(recorded, now, shift)
+    return decide_retry(policy, situation._replace(attempt=count, verdict=verdict, now=now, signals=used))
 
 
 def _decide_new_verdict(
