@@ -125,9 +125,8 @@ class WhatIf:
             following = min(source + 1, last)
             is_bound = recorded.outcome == LOST or self._outcomes == "order"
             next_source = following if is_bound else max(bisect_right(starts, began) - 1, 0)
-            # A shift of exactly 0 is kept, so that the recorded policy reproduces the record to the last bit.
-            if shift or next_source != source + 1:
-                shift = began - starts[next_source]
+            # Exactly 0 while the delays are those of the record, so that it is reproduced to the last bit.
+            shift = began - starts[next_source]
             source = next_source
 
     def _decide_attempt(
