@@ -407,3 +407,20 @@ def test_a_signed_decision_about_a_stale_item_is_refused(staff: Staff) -> None:
     staff.decide("duty", "token", lambda: engine.quarantine.rerun(run, by="x", reason="one more"))
     with pytest.raises(StaleDecision):
         staff.decide("duty", "key", lambda: engine.quarantine.release(seen, by="x", reason="fine"))
+
+
+def test_a_dead_letter_of_sensitive_data_is_released_by_a_reviewer(staff: Staff) -> None:
+    engine = staff.engine
+    emitting: Any = oncemore.step(effect="outbox", name="tell", dataset="burials")(emit_item)
+    emitting(1)
+
+    def refuse(message: object) -> None:
+        raise PermanentError("no such list")
+
+    OutboxRelay(engine, {"news": refuse}).run_once()
+    (letter,) = engine.quarantine.list(kind="event")
+    assert (letter.dataset, letter.care_label) == ("burials", "Sensitive · Council only")
+    release: Any = lambda: engine.quarantine.release(letter, by="x", reason="again")  # noqa: E731
+    with pytest.raises(NotPermitted, match="needs the role reviewer"):
+        staff.decide("duty", "token", release)
+    check_made(staff, "lead", "key", release)

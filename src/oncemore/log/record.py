@@ -133,7 +133,7 @@ class WorkerRecord(Value):
 class EventRecord(Value):
     """An event that a step emitted: it exists if and only if the step's COMMIT does.
 
-    state          PENDING → SENDING → DELIVERED or DEAD, or back to PENDING; REJECTED by an operator after DEAD
+    state          PENDING → SENDING → DELIVERED or DEAD, or back to PENDING; DEAD → REJECTED by an operator
     run_entity     entity of the run that emitted it: events of one entity keep their order
     ordinal        position among the events of one COMMIT, from 0
     attempt        number of the last delivery attempt, counted before it starts, never reused
