@@ -198,6 +198,15 @@ def _read_chunks(content: Content) -> Iterator[bytes]:
         raise UsageError(f"put takes bytes, a path or a binary file, not {type(content).__name__}")
 
 
+def digest_content(content: Content) -> tuple[str, int]:
+    """Return the digest and the size of content without storing it, in bounded memory."""
+    hasher, size = sha256(), 0
+    for data in _read_chunks(content):
+        hasher.update(data)
+        size += len(data)
+    return hasher.hexdigest(), size
+
+
 class ChildArtifactWriter:
     """Writes artifacts in the child process of an isolated attempt: to the same backend, without the log.
 

@@ -70,6 +70,7 @@ def lint(
     from oncemore.lint.settings import LintUsageError
 
     out = OutputWriter(in_json=in_json)
+    # The linter knows nothing of this package, so that its errors are translated here.
     try:
         if explain is not None:
             return _explain_rule(out, explain)
@@ -139,6 +140,7 @@ def _explain_rule(out: OutputWriter, rule: str) -> int:
     from oncemore.lint.settings import LintUsageError
 
     if rule.lower() == "list":
+        # The ids that no rule makes (unreadable files, suppressions) are always on.
         rows = [("RULE", "DEFAULT", "FINDS")]
         for one, title in rule_titles().items():
             rows.append((one, "off" if one in RULES and not RULES[one].is_default else "on", title))
@@ -147,8 +149,11 @@ def _explain_rule(out: OutputWriter, rule: str) -> int:
     if rule.upper() not in RULES:
         known = ", ".join(RULES)
         raise LintUsageError(f"{rule} is not a rule; there are {known}")
+    is_code = False
     for line in RULES[rule.upper()].page.strip().splitlines():
-        if line.startswith(("#", "```", "    ")) or not line.strip():
+        is_code = is_code != line.startswith("```")
+        # Code is printed as it is, prose is wrapped to the width of the terminal.
+        if is_code or line.startswith(("#", "```")) or not line.strip():
             out.write_line(line, "bold" if line.startswith("#") else "")
         else:
             out.write_paragraph(line)
@@ -179,6 +184,7 @@ def _mend_files(
                     out.write_line(line, color)
             else:
                 replace_file(path, after)
+    # On stderr, so that the diff on stdout can be piped into `patch`.
     if changed and not out.in_json:
         files_text = "1 file" if changed == 1 else f"{changed} files"
         verb = "would be changed" if only_show else "changed; read the changes before you commit them"

@@ -52,6 +52,9 @@ def add_keyword(facts: ModuleFacts, node: ast.expr, keyword: str) -> SourceEdit 
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
     end_line, end_column = node.end_lineno, node.end_col_offset
+    # Edits count "\n" only; a file with bare carriage returns is left alone.
+    if "\r" in facts.source.replace("\r\n", ""):
+        return None
     if not isinstance(node, ast.Call):
         return insert_text(end_line, end_column, f"({keyword})")
     arguments: list[ast.expr] = [*node.args, *(one.value for one in node.keywords)]

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+    from oncemore.lineage.ids import RunLineage
     from oncemore.log import record
     from oncemore.log.store import Store
-    from oncemore.maintenance.lineage import RunLineage
     from oncemore.queries.runs import FoundRun
 
 MAX_ENTRIES = 20_000
@@ -128,7 +128,7 @@ def load_timeline(store: Store, found: FoundRun) -> RunTimeline:
         spans=(*spans, *_lease_spans(store, spans, now)),
         given=tuple(islice(_list_outputs(store, found.entity, run, commit), MAX_OUTPUTS)),
         steps=entries,
-        lineage=build_lineage(row.key, run, arguments, commit) if has_lineage else None,
+        lineage=build_lineage(row.key, run, commit) if has_lineage else None,
     )
 
 

@@ -57,6 +57,7 @@ class Attempt:
     over = False
     events: tuple[tuple[EventRecord, Any], ...] = ()
     evidence: tuple[ArtifactRecord, ...] = ()
+    used: tuple[dict[str, Any], ...] = ()
     mark: AppliedMark | None = None
     joined_write: Callable[[StoreTransaction], object] | None = None
     _rng: random.Random | None = None
@@ -188,6 +189,25 @@ class Attempt:
             raise UsageError(f"{self.step}: attempt {self.number} has left {name!r} already")
         return self._backend.leave_evidence(self._as_running(), content, label)
 
+    def use(self, content: Any, *, name: str, media_type: str | None = None) -> str:
+        """Declare content that is not an artifact as an input of this work; return its SHA-256.
+
+        content  bytes, the path of a file, or a binary file; files are read in bounded memory
+        name     its name among the inputs of this key
+
+        The input is part of the lineage that COMMIT stores. Other content under a name that an earlier
+        attempt of this key has used is a `PolicyViolation` (LINEAGE_MISMATCH); no policy retries it.
+        Artifacts that the step reads are inputs without being declared.
+        """
+        from oncemore.artifacts.store import digest_content
+        from oncemore.steps.inputs import add_input, make_content_edge
+
+        self._check_writable("use inputs", "uses no inputs")
+        make_label(name, media_type)
+        digest, size = digest_content(content)
+        add_input(self._as_running(), make_content_edge(name, digest, size, media_type))
+        return digest
+
     def transaction(self, connection: Any) -> Any:
         """Write to your own database, in one transaction with the marker that the work is done.
 
@@ -300,6 +320,7 @@ class RunningAttempt(Attempt):
     events     emitted events with their payloads
     artifacts  stored artifacts by folded name, and whether each is new in this attempt
     evidence   artifacts that are recorded if the attempt fails
+    used       the inputs that it has read or declared (`steps.inputs`)
     mark       its transaction in the user's own database
     joined_write  the user's write in the store's own transaction (`on_commit`)
     journal    its sleeps, waits and published values, if there are any
@@ -309,6 +330,7 @@ class RunningAttempt(Attempt):
 
     begun = True
     journal: RunJournal | None = None
+    _recorded_inputs: dict[tuple[str, ...], set[str]] | None = None
     cpu_s = cpu_start = 0.0
     active_thread = cpu_clock = 0
     reported: ReportedUsage | None = None
@@ -344,6 +366,14 @@ class RunningAttempt(Attempt):
     def save_checkpoint(self, plain: Any) -> Any:
         """Store a checkpoint that is in its tagged form already."""
         return self._save_checkpoint(plain)
+
+    def load_recorded_inputs(self) -> dict[tuple[str, ...], set[str]]:
+        """Return the digests of the inputs of earlier attempts, by label; they are read once."""
+        if self._recorded_inputs is None:
+            # The first attempt of a key has no predecessors: nothing is read.
+            is_first = self.number <= 1
+            self._recorded_inputs = {} if is_first else self._backend.load_recorded_inputs(self.head)
+        return self._recorded_inputs
 
     def attach_artifact(self, record: ArtifactRecord) -> Artifact:
         """Add a stored artifact to the attempt; refuse a name that has other content already."""

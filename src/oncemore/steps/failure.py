@@ -75,6 +75,9 @@ def _fail_attempt(plan: StepPlan, outcome: AttemptOutcome, error: Exception, now
     if plan.autonomy is not None:
         also = (*also, *(yield from autonomy.settle_outcome(plan, outcome, now, decision)))
     measured = transitions.measured_body(outcome, now)
+    # The next attempt must not work with other inputs (LIN-7).
+    if outcome.used:
+        remarks = {**remarks, "used": outcome.used}
     change = change._replace(before=run, body={**change.body, **measured, **remarks})
     saved = yield from cooldown_step.append_to_run(
         plan, outcome.head, change, events=outcome.evidence, also=also

@@ -80,10 +80,11 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
         if type(ready) is EndCall:
             return (yield from _end_without_attempt(plan, ready))
         # Operators and governance: a switch, a dataset or a missing approval stops the attempt.
-        approved, names, gated = "", (plan.name,), None
-        if ready.record is not None or plan.requires_approval or call.dataset or call.masking:
-            approved, names = transitions.approval_entity(plan, ready), transitions.step_names(plan, ready.record)
-            gated = gate.list_gated_datasets(call, ready.record)
+        run, approved, gated = ready.record, "", None
+        names: tuple[str, ...] = (plan.name,)
+        if run is not None or plan.requires_approval or call.dataset or call.masking:
+            approved, names = transitions.approval_entity(plan, ready), transitions.step_names(plan, run)
+            gated = gate.list_gated_datasets(call, run)
         request = (names, call.tenant, approved, plan.obeys_switches, plan.pipeline, gated or ())
         permission = yield make(AskPermission, request)
         refusal: Any = None
@@ -236,6 +237,9 @@ def commit_result(plan: StepPlan, outcome: AttemptOutcome, now: float) -> Script
         body, events = yield from _spill_large_result(head, body, events)
     if outcome.artifacts:
         body["artifacts"] = outcome.artifacts
+    # With the artifacts and the result, the edges of the run's lineage (LIN-5).
+    if outcome.used:
+        body["used"] = outcome.used
     if outcome.mark is not None:
         # The user's transaction commits first, with our marker in it. A crash after it is settled from there.
         transaction = yield CommitTransaction(head, outcome.mark, body, events)

@@ -64,6 +64,7 @@ class AttemptTerms(NamedTuple):
     parent    the key of the run whose function made the call; empty if there is none
     is_workflow   whether the function is a workflow
     traceparent  the trace context of this process, if it has tracing
+    pipeline  the pipeline of the step
     """
 
     worker: str
@@ -82,6 +83,7 @@ class AttemptTerms(NamedTuple):
     parent: str = ""
     is_workflow: bool = False
     traceparent: str = ""
+    pipeline: str = ""
 
 
 class LoadHead(NamedTuple):
@@ -297,6 +299,7 @@ class AttemptOutcome(NamedTuple):
     applied    the body that an earlier attempt left in the user's database, where it was committed
     evidence   references to artifacts that a failed attempt leaves for operators
     usage      its CPU time and energy, in the stored form (`telemetry.meter`); None if not measured
+    used       its inputs, as edges of its lineage (`steps.inputs`)
     """
 
     head: LoadedHead
@@ -310,6 +313,7 @@ class AttemptOutcome(NamedTuple):
     applied: tuple[dict[str, Any], tuple[Output, ...]] | None = None
     evidence: tuple[Output, ...] = ()
     usage: dict[str, Any] | None = None
+    used: tuple[dict[str, Any], ...] = ()
 
 
 class ParkRequest(NamedTuple):

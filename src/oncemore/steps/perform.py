@@ -23,6 +23,7 @@ from oncemore.retries.loop import ENDS, CallFunction
 from oncemore.steps import append, observers, operations
 from oncemore.steps.attempt import CURRENT, RunningAttempt
 from oncemore.steps.current_attempt import AttemptContext
+from oncemore.steps.inputs import MIN_ARGUMENT_BYTES, list_inputs
 from oncemore.steps.ops import (
     AppendChange,
     AskPermission,
@@ -237,8 +238,8 @@ def encode_change(call: PreparedCall, op: AppendChange) -> tuple[Batch, LoadedHe
     """Return the batch of a change, and the head as it will be once the batch is stored."""
     head, change, sync, events, joined_write, also, guards, late = op
     entity, version, prev, _, _ = head
-    engine = call.engine
-    now, cipher = call.store.now() + clocks.current.offset, engine.cipher
+    engine, store = call.engine, call.store
+    now, cipher = store.now() + clocks.current.offset, engine.cipher
     if "ESCALATION" in change.marks:
         change, also = append.join_escalation(call, head, change, also)
     if engine.notifier is not None:
@@ -252,7 +253,7 @@ def encode_change(call: PreparedCall, op: AppendChange) -> tuple[Batch, LoadedHe
     if also or events:
         writes = (write, *append.build_joined_writes(also, events, now, cipher))
     after = make(LoadedHead, (entity, version + 1, write.hash, run, body))
-    late = late and call.store.checks_guards_late
+    late = late and store.checks_guards_late
     return make(Batch, (writes, guards, sync, joined_write, late)), after
 
 
@@ -271,7 +272,7 @@ def _register_attempt(call: PreparedCall, entity: str, run: Any, guards: Any) ->
 def apply_result(call: PreparedCall, op: AppendChange, after: LoadedHead, answer: Answered) -> Appended:
     """Return the new head, or None on a conflict; update the caches of this process."""
     engine = call.engine
-    if isinstance(answer, Conflict):
+    if type(answer) is Conflict:
         # A refused checkpoint does not end the attempt: it may belong to an abandoned attempt of this call,
         # while the next one runs.
         if op.change.marks != CHECKPOINT and not append.is_attempt_running(call, answer):
@@ -284,7 +285,7 @@ def apply_result(call: PreparedCall, op: AppendChange, after: LoadedHead, answer
         return VoidClaim(after) if answer.stored_seqs else None
     call.write_count += 1
     # A cancelled run stays RUNNING until its attempt ends.
-    if after.record.state != "RUNNING":
+    if after.record.state != "RUNNING" and call.current_attempt is not None:
         leave_attempt(call)
     if op.also:
         engine.breakers.apply_written(engine, op.also)
@@ -379,7 +380,9 @@ def build_outcome(
         return AttemptOutcome(attempt.head, applied=attempt.mark.applied, usage=usage)
     if error is not None:
         evidence = tuple((record, None) for record in attempt.evidence)
-        return AttemptOutcome(attempt.head, None, error, attempt.begun, evidence=evidence, usage=usage)
+        return AttemptOutcome(
+            attempt.head, None, error, attempt.begun, evidence=evidence, usage=usage, used=attempt.used
+        )
     has_write = attempt.mark is not None or attempt.joined_write is not None
     if attempt.head.record.effect == "transactional" and not has_write:
         refusal = UsageError(
@@ -387,7 +390,11 @@ def build_outcome(
             "current().on_commit(write): rows that it wrote were not committed together with its record"
         )
         return AttemptOutcome(attempt.head, None, refusal, usage=usage)
-    if attempt.artifacts or has_write:
+    # Small arguments have no edges: the common call does not look for them.
+    used = attempt.used
+    if len(call.inputs) >= MIN_ARGUMENT_BYTES or not call.inputs:
+        used = list_inputs(call, attempt)
+    if attempt.artifacts or has_write or used:
         return AttemptOutcome(
             attempt.head,
             value,
@@ -396,8 +403,11 @@ def build_outcome(
             mark=attempt.mark,
             joined_write=attempt.joined_write,
             usage=usage,
+            used=used,
         )
     # Almost no attempt emits events, and this line is on the path of every success.
     events = attempt.events and attempt.collect_outputs(call.plan.operation)
     # All fields in order: `make` is a third of the cost of the constructor.
-    return make(AttemptOutcome, (attempt.head, value, None, True, events, (), None, None, None, (), usage))
+    return make(
+        AttemptOutcome, (attempt.head, value, None, True, events, (), None, None, None, (), usage, ())
+    )

@@ -16,9 +16,11 @@ continues with the policy that it has loaded, and logs the refusal (ADR 0051).
 from __future__ import annotations
 
 from oncemore import clock as clocks
+from oncemore._listeners import publish_event
 from oncemore._values import Value
 from oncemore.config import HEARTBEATS_PER_LEASE, LEASE_S
 from oncemore.errors import PolicyError, log_warning, warn_policy
+from oncemore.events import ExecutionRefused
 from oncemore.limits.breaker_rules import BreakerRules
 from oncemore.policy.files.address import (
     clear_name_cache,
@@ -288,6 +290,7 @@ def _load_cached(path: str, *, verifies: bool = True) -> tuple[Profile, bool]:
     faults.raise_if_any()
     signature, refusal = _check_signatures(draft, built)
     if refusal is not None and verifies:
+        publish_event(ExecutionRefused("policy_unverifiable", path, str(refusal)))
         raise refusal
     loaded = _make_profile(draft, built, path, signature, refusal)
     if len(_profile_cache) >= MAX_CACHED_PROFILES:

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from typing import Final
 
 #: Reasons why fields have no effect in a user's own file.
-_NO_LEDGER: Final = "this version does not export ledger files; the log holds every entry"
-_NO_TELEMETRY: Final = "this version does not write telemetry records"
 _OF_NOVA_CAT: Final = "it describes the facade of nova-cat, which reads it only from the packaged profile"
 _OF_LIT: Final = "it describes the facade of lit, which reads it only from the packaged profile"
 _OF_EXOARMUR: Final = "it describes the facade of exoarmur, which reads it only from the packaged profile"
@@ -42,6 +40,13 @@ _THRESHOLD_ROWS: Final = (
     number_field("pause", "pause at or above", high=1e9),
     number_field("resume", "go on as before at or below; default: below slow", high=1e9),
 )
+#: The fields of a retry record (TELEM-1).
+TELEMETRY_FIELDS: Final = (
+    *("pipeline_id", "stage_name", "attempt", "delay_ms", "error_class"),
+    *("retryable", "outcome", "circuit_open", "energy_wh", "co2_g"),
+)
+#: A path of a ledger file: no part of it begins with a dot, so that it stays below its root.
+LEDGER_PATTERN: Final = r"([A-Za-z0-9_-][A-Za-z0-9._-]*/){0,8}(versioning_ledger|pipeline_retry_log)\.json"
 
 SECTION_FIELDS: Final = (
     # Statements of the KFM documents, and the end of a run.
@@ -54,10 +59,8 @@ SECTION_FIELDS: Final = (
     ),
     list_field(
         "on_non_retryable",
-        "actions after an error that is not retried; default: halt",
+        "actions after an error that is not retried; default: halt. `ledger` states what is always done",
         choices=("halt", "quarantine", "ledger"),
-        inert=_NO_LEDGER,
-        inert_choices=("ledger",),
     ),
     text_field(
         "halt_scope",
@@ -208,11 +211,16 @@ SECTION_FIELDS: Final = (
         "the retried effects: all as declared, or all but `once`, even if it has `not_applied`",
         choices=("require_idempotent_or_outbox", "declared"),
     ),
-    # Fields of parts that this version does not have.
     list_field(
-        "telemetry_fields", "the fields of a telemetry record", pattern=NAME_PATTERN, inert=_NO_TELEMETRY
+        "telemetry_fields", "the fields of a retry record; always these", choices=TELEMETRY_FIELDS, whole=True
     ),
-    list_field("ledgers", "the files of the ledgers", pattern=NAME_PATTERN, inert=_NO_LEDGER),
+    list_field(
+        "ledgers",
+        "the files that `oncemore ledger reports --policy` writes: paths below its root, or plain names for "
+        "docs/reports/audit",
+        pattern=LEDGER_PATTERN,
+    ),
+    # A field of a part that this version does not have.
     section_field(
         "carbon_budget",
         "carbon budget per period",
