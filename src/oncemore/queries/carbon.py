@@ -129,18 +129,15 @@ def _make_row(record: dict[str, Any], policy: str, decisions: dict[str, list[Mat
     names = ("at", "run_id", "attempt", "state")
     fields = {name: record[name] for name in names}
     in_force = find_in_force(decisions.get(_matrix_name(policy), []), record["at"])
-    decided = (
-        {}
-        if in_force is None
-        else {"decision": in_force.id, "action": in_force.action, "reason": in_force.sentence}
-    )
-    return CarbonRow(
+    row = CarbonRow(
         **fields,
         key=record["idempotency_key"],
         step=record["node_id"],
         snapshot=record["telemetry_snapshot"],
-        **decided,
     )
+    if in_force is None:
+        return row
+    return row._replace(decision=in_force.id, action=in_force.action, reason=in_force.sentence)
 
 
 def _matrix_name(policy: str) -> str:

@@ -37,7 +37,7 @@ def list_attempt_ends(records: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[
 def is_attempt_end(record: Mapping[str, Any]) -> bool:
     """Return whether a record is the one that ends an attempt."""
     unavailable = record["telemetry_snapshot"]["unavailable"]
-    return record["kind"] == "TRANSITION" and unavailable.get("cpu_s") != NO_ATTEMPT
+    return bool(record["kind"] == "TRANSITION" and unavailable.get("cpu_s") != NO_ATTEMPT)
 
 
 def build_retry_record(record: Mapping[str, Any], pipeline_id: str, *, first: int = 1) -> dict[str, Any]:
