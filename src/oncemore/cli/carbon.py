@@ -43,6 +43,7 @@ def carbon(engine: Engine, run: str | None, since: str | None, until: str | None
     from oncemore.queries.carbon import report_carbon
     from oncemore.queries.times import parse_instant
 
+    # Relative times count from the clock of the store, as its entries do.
     now = engine.now()
     start, end = (None if text is None else parse_instant(text, now) for text in (since, until))
     report = report_carbon(engine, run, start, end)
@@ -83,12 +84,14 @@ def _carbon_cells(row: CarbonRow) -> tuple[str, ...]:
     from oncemore.queries.times import format_time
 
     snapshot = row.snapshot
+    # Wh and g: the figures of one attempt in kWh and kg would be all zeros.
     figures = (
         _format_figure(snapshot["energy_kWh"], 1000),
         _format_figure(snapshot["carbon_kgCO2e"], 1000),
         _format_figure(snapshot["cost_usd"], 1),
         _format_figure(snapshot["duration_s"], 1),
     )
+    # Policies without a matrix have no decision; neither have attempts before the first one.
     matrix = f"{row.action} ({row.decision})" if row.decision else "-"
     start = (format_time(row.at)[:19], row.step, str(row.attempt), row.state)
     return *start, *figures, snapshot["method"] or "-", matrix
@@ -145,6 +148,7 @@ def _print_matrices(out: OutputWriter, matrices: Sequence[AutonomyRecord]) -> No
     if not matrices:
         out.write_line("No matrix yet; a policy with `autonomy` or `carbon_budget` has one.", "green")
         return
+    # What is reserved counts as spent: that is how the matrix decides.
     rows = [
         (
             record.name, record.level, format_time(record.since)[:19],
@@ -168,5 +172,6 @@ def _print_decisions(out: OutputWriter, decisions: Sequence[MatrixDecision]) -> 
                 age = reading.get("age_s")
                 old = f", {age:.0f} s old" if age else ""
                 out.write_line(f"    {name} {reading['value']:g} from {reading['source']}{old}")
+            # A signal without a source is no news.
             elif reading["unavailable"] != "no source is configured":
                 out.write_line(f"    {name} unknown: {reading['unavailable']}")

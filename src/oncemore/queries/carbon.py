@@ -89,6 +89,7 @@ def report_carbon(
             if record["kind"] == "INTENT" or _is_within(record["at"], since, until)
         ]
     rows = [_make_row(record, policy, decisions) for record, policy in selected if is_attempt_end(record)]
+    # Each entity is in order; together they are not.
     rows.sort(key=lambda row: row.at)
     energy = energy_of_run(record for record, _ in selected)
     return CarbonReport(tuple(rows[-limit:]), energy, len(rows) > limit)
@@ -103,6 +104,7 @@ def _find_entities(engine: Engine, key: str | None, since: float | None) -> Iter
     from oncemore.log.store import HeadQuery
 
     store = engine.store
+    # One key needs no listing, however large the log is.
     if key is not None:
         yield find_run(store, key).entity
         return
@@ -120,6 +122,7 @@ def _read_records(engine: Engine, entity: str) -> Iterator[tuple[dict[str, Any],
     from oncemore.steps.history import export_records, fold_entries
 
     entries = list(engine.store.read_entries(entity))
+    # A key can have runs under several policies, and each has its own matrix.
     policies = {state.run_id: state.policy for _, state, _ in fold_entries(entries, engine.cipher)}
     for record in export_records(entries, engine.cipher):
         yield record, policies[record["run_id"]]
@@ -184,6 +187,7 @@ def list_decisions(engine: Engine, name: str | None = None) -> list[MatrixDecisi
     for each in known if name is None else [name]:
         entries = engine.store.read_entries(autonomy_entity(each))
         for header, record, body in fold_entries(entries, engine.cipher):
+            # Reservations and new periods are entries too, and no decisions.
             if "proof" in body:
                 proof = body["proof"]
                 fields = (header.at, each, proof["id"], proof["action"], record.until, proof["sentence"])
