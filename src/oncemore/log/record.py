@@ -333,28 +333,11 @@ class AcceptedPolicy(Value):
 
 
 Entity = (
-    RunRecord
-    | WorkerRecord
-    | EventRecord
-    | ArtifactRecord
-    | MaintenanceRecord
-    | JobRecord
-    | ResourceRecord
-    | BreakerRecord
-    | QuotaRecord
-    | SwitchBoard
-    | Approval
-    | StoreSecret
-    | RecordedPolicy
-    | AcceptedPolicy
-    | ScheduleRecord
-    | QueueSlot
-    | CheckpointRecord
-    | DatasetRecord
-    | EscalationRecord
-    | RoleRecord
-    | AutonomyRecord
-)
+    RunRecord | WorkerRecord | EventRecord | ArtifactRecord | MaintenanceRecord | JobRecord
+    | ResourceRecord | BreakerRecord | QuotaRecord | SwitchBoard | Approval | StoreSecret
+    | RecordedPolicy | AcceptedPolicy | ScheduleRecord | QueueSlot | CheckpointRecord
+    | DatasetRecord | EscalationRecord | RoleRecord | AutonomyRecord
+)  # fmt: skip
 KINDS: Final[tuple[type[Any], ...]] = Entity.__args__
 #: Position of each field, by kind of record.
 FIELD_POSITIONS: Final[dict[type, dict[str, int]]] = {
