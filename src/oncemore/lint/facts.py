@@ -229,7 +229,8 @@ def _open_place(
         pending.append((list(node.orelse), Place(node, place, "else")))
         pending.append((list(node.finalbody), Place(node, place, "finally")))
         pending.extend((list(handler.body), Place(handler, place, "handler")) for handler in node.handlers)
-    elif isinstance(node, ast.With | ast.AsyncWith):
+    else:
+        assert isinstance(node, ast.With | ast.AsyncWith)
         facts.withs.append((node, place))
         for item in node.items:
             stack.append(item.context_expr)

@@ -82,7 +82,10 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
         names: tuple[str, ...] = (plan.name,)
         approved, gated = "", None
         if ready.record is not None or plan.requires_approval or call.dataset or call.masking:
-            approved, names = transitions.approval_entity(plan, ready), transitions.step_names(plan, ready.record)
+            approved, names = (
+                transitions.approval_entity(plan, ready),
+                transitions.step_names(plan, ready.record),
+            )
             gated = gate.list_gated_datasets(call, ready.record)
         request = (names, call.tenant, approved, plan.obeys_switches, plan.pipeline, gated or ())
         permission = yield make(AskPermission, request)

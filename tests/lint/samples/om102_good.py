@@ -6,6 +6,8 @@ import requests
 import tenacity
 import urllib3
 from celery import shared_task
+from redis.backoff import NoBackoff
+from redis.retry import Retry as RedisRetry
 
 
 def growing(url):
@@ -80,3 +82,20 @@ def task(): ...
 
 FIRST = urllib3.Retry(total=3, backoff_factor=0.5)
 OFF = urllib3.Retry(0)
+REDIS = RedisRetry(NoBackoff(), 1)
+
+
+def held_by_event(url, event):
+    for attempt in range(5):
+        try:
+            return requests.get(url, timeout=5)
+        except requests.ConnectionError:
+            event.wait(5)
+
+
+def held_in_the_call(client):
+    for attempt in range(5):
+        try:
+            return client.fetch(wait_seconds=5)
+        except ConnectionError as error:
+            print(error)
