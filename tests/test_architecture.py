@@ -98,7 +98,7 @@ PURE_FILES = {
     *("oncemore.limits.rate_rules", "oncemore.control.model", "oncemore.log.record"),
     *("oncemore.governance.dataset_model", "oncemore.governance.role_model"),
     *("oncemore.lineage.ids", "oncemore.maintenance.retention_rules"),
-    *("oncemore.telemetry.energy", "oncemore.telemetry.signal_values"),
+    *("oncemore.telemetry.energy", "oncemore.telemetry.signal_values", "oncemore.telemetry.autonomy_rules"),
     *("oncemore.workers.map_items", "oncemore.workers.turns"),
     *("oncemore.queries.charts", "oncemore.queries.documents"),
     *(f"oncemore.simulate.{name}" for name in ("assumed", "recorded_runs", "storm", "totals", "what_if")),

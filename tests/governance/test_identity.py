@@ -293,7 +293,7 @@ def check_made(staff: Staff, name: str, kind: str, decide: Callable[[], object])
     }
     assert decision["actor"].startswith(f"{name} ({proof[kind]})")
     assert decision["reason"]
-    assert ("signature" in decision) == (kind == "key")
+    assert ("signed" in decision) == (kind == "key")
     report = check_records(staff.engine.store, staff.engine.cipher)
     assert not [finding for finding in report.findings if finding.rule == "signature_invalid"]
 

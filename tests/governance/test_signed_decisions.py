@@ -87,7 +87,7 @@ def test_only_the_key_decides_and_the_signature_is_stored(signed_store: Engine, 
     assert record.by == f"archivist (key {key.key_id})"
     entry = list(signed_store.store.read_entries("dataset/burials"))[-1]
     decision = read_body(entry, signed_store.cipher)["decision"]
-    signature = decision["signature"]
+    signature = decision["signed"]
     assert (signature["entity"], signature["version"]) == ("dataset/burials", 1)
     assert signature["previous"] == entry.prev.hex()
     assert decision["changes"] == {"state": ["OPEN", "BLOCKED"]}
@@ -205,14 +205,14 @@ def test_a_signature_is_for_one_store(signed_store: Engine, key: SigningKey, tmp
 def flip_texts(decision: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the decision with each of its fields changed, the fields of its signature included."""
     for name in decision:
-        if name != "signature":
+        if name != "signed":
             yield {**decision, name: _alter(decision[name])}
-    for name in decision["signature"]:
-        altered = {**decision["signature"], name: _alter(decision["signature"][name])}
-        yield {**decision, "signature": altered}
-    yield {name: part for name, part in decision.items() if name != "signature"}
-    yield {**decision, "signature": {}}
-    yield {**decision, "signature": "text"}
+    for name in decision["signed"]:
+        altered = {**decision["signed"], name: _alter(decision["signed"][name])}
+        yield {**decision, "signed": altered}
+    yield {name: part for name, part in decision.items() if name != "signed"}
+    yield {**decision, "signed": {}}
+    yield {**decision, "signed": "text"}
 
 
 def _alter(value: Any) -> Any:

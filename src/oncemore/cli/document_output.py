@@ -33,7 +33,8 @@ def print_blocks(out: OutputWriter, blocks: Sequence[Block]) -> None:
         if isinstance(block, HeadingBlock):
             out.write_line(block.text, "bold")
         elif isinstance(block, TextBlock):
-            out.write_paragraph(block.text, "dim" if block.is_code else "")
+            # A command line is not wrapped, so that it can be copied.
+            (out.write_line if block.is_code else out.write_paragraph)(block.text)
         elif isinstance(block, TableBlock):
             out.write_table([block.head, *block.rows], right=block.right)
         elif isinstance(block, ChartBlock):

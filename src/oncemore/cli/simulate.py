@@ -150,7 +150,7 @@ def _find_policies(pairs: tuple[str, ...]) -> dict[str, Policy]:
 
 
 def _read_world(options: dict[str, Any]) -> SimulatedWorld:
-    from oncemore.queries.signal_files import read_timeline
+    from oncemore.queries.what_if import read_timeline
     from oncemore.simulate.recorded_runs import SimulatedWorld
 
     intensity, price = options["intensity"], options["price"]

@@ -25,6 +25,7 @@ from oncemore.limits.cooldown_rules import ResourceRecord
 from oncemore.limits.queue_rules import QueueSlot
 from oncemore.policy.model import check_transition
 from oncemore.schedules.record import ScheduleRecord
+from oncemore.telemetry.autonomy_rules import AutonomyRecord
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     EventMark = Literal["SENDING", "DELIVERED", "DEAD"]
     OtherMark = Literal["MAINTENANCE", "LEASE", "JOB", "RESOURCE", "BREAKER", "QUOTA", "SECRET", "POLICY"]
     EntityMark = Literal["CONTROL", "APPROVAL", "SCHEDULE", "QUEUE", "LEDGER", "JOURNAL", "SIGNAL", "DATASET"]
-    Mark = StateMark | RunMark | EventMark | OtherMark | EntityMark
+    Mark = StateMark | RunMark | EventMark | OtherMark | EntityMark | Literal["AUTONOMY"]
     State_ = TypeVar("State_", bound="Entity")
 
 #: Number of the stored format; it is part of every header and head.
@@ -356,6 +357,7 @@ Entity = (
     | DatasetRecord
     | EscalationRecord
     | RoleRecord
+    | AutonomyRecord
 )
 KINDS: Final[tuple[type[Any], ...]] = Entity.__args__
 #: Position of each field, by kind of record.

@@ -273,6 +273,8 @@ def _render_bar(row: BarRow, y: float, per_unit: float, unit: str) -> list[str]:
 # In a terminal --------------------------------------------------------------------------------------
 
 TERMINAL_ROWS = 12
+#: Fills of the stacked parts of a bar.
+FILLS = "█░▒▓━─"
 MIN_COLUMNS = 20
 
 
@@ -318,3 +320,22 @@ def _value_between(points: Sequence[tuple[float, float]], x: float) -> float | N
         return right[1] if math.isclose(right[0], x) else None
     left = points[place - 1]
     return left[1] + (right[1] - left[1]) * (x - left[0]) / (right[0] - left[0])
+
+
+def draw_bars(names: Sequence[str], rows: Sequence[BarRow], width: int, *, unit: str) -> list[str]:
+    """Return a bar chart as text of at most `width` columns; the parts of a bar have their own fill."""
+    _check_series(len(names))
+    if not rows:
+        return ["no values"]
+    margin = max(len(row.name) for row in rows)
+    notes = [row.note or f"{format_number(sum(row.values))} {unit}" for row in rows]
+    room = max(MIN_COLUMNS, width - margin - max(map(len, notes)) - 4)
+    per_cell = (max(sum(row.values) for row in rows) or 1.0) / room
+    lines = []
+    for row, note in zip(rows, notes, strict=True):
+        # The ends are rounded, not the lengths: so the whole bar has the length of the sum.
+        ends = [round(sum(row.values[: n + 1]) / per_cell) for n in range(len(row.values))]
+        starts = [0, *ends]
+        bar = "".join(FILLS[n] * max(0, end - starts[n]) for n, end in enumerate(ends))
+        lines.append(f"{row.name:>{margin}} {bar} {note}")
+    return [*lines, "   ".join(f"{FILLS[n]} {name}" for n, name in enumerate(names))]

@@ -8,11 +8,14 @@ The comparison holds no time of day and no path, so that the same log and option
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 from oncemore._values import Value
 from oncemore.errors import UsageError
 from oncemore.policy.tuning import Tuning
 from oncemore.queries.recorded_runs import build_recorded_world, policy_base
-from oncemore.simulate.recorded_runs import SimulatedWorld
+from oncemore.simulate.recorded_runs import SignalTimeline, SimulatedWorld
 from oncemore.simulate.totals import build_curve, sum_runs
 from oncemore.simulate.what_if import WhatIf
 
@@ -244,3 +247,31 @@ def _list_notes(sums: tuple[SimulationTotals, SimulationTotals], options: Simula
             )
     if after.energy_kwh is not None and after.carbon_kg is None:
         yield "No grid intensity is recorded, so there is no carbon; --intensity gives one."
+
+
+# Signals from files ---------------------------------------------------------------------------------
+
+
+def read_timeline(text: str, name: str) -> SignalTimeline:
+    """Return a signal over time: a number, or a .csv or .json file with times and values."""
+    from oncemore.telemetry.signal_shapes import DocumentFault, read_csv, read_json
+
+    try:
+        constant = float(text)
+    except ValueError:
+        constant = math.nan
+    if math.isfinite(constant):
+        return SignalTimeline([(-math.inf, constant)])
+    try:
+        content = Path(text).read_text(encoding="utf-8-sig")
+        series = (read_json if text.endswith(".json") else read_csv)(content).series
+    except OSError as error:
+        raise UsageError(
+            f"--{name} {text!r} is neither a number nor a file that can be read ({error.strerror}); give a "
+            "number, or a .csv or .json file with times and values"
+        ) from None
+    except (DocumentFault, UnicodeDecodeError) as error:
+        raise UsageError(f"{text}: {error}") from None
+    if not series:
+        raise UsageError(f"{text} has no values")
+    return SignalTimeline(series)

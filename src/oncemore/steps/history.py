@@ -35,6 +35,7 @@ from oncemore.log.record import (
 )
 from oncemore.policy.canonical_json import run_seed
 from oncemore.schedules.record import ScheduleRecord
+from oncemore.telemetry.autonomy_rules import AutonomyRecord
 from oncemore.telemetry.energy import build_snapshot
 from oncemore.workflows.journal import describe_records
 
@@ -67,6 +68,7 @@ KINDS: dict[str, Any] = {
     "dataset": DatasetRecord,
     "escalation": EscalationRecord,
     "roles": RoleRecord,
+    "autonomy": AutonomyRecord,
 }
 #: The name of a mark in an export (WAL-4).
 RECORDS = {
@@ -81,6 +83,7 @@ RECORDS = {
     "EVENT": "EVENT",
     "BREAKER": "DECISION",
     "QUOTA": "DECISION",
+    "AUTONOMY": "DECISION",
     "JOURNAL": "JOURNAL",
     "SIGNAL": "SIGNAL",
 }
@@ -167,6 +170,8 @@ def explain_entries(run: Run[Any], entries: list[tuple[Any, RunRecord, dict[str,
             yield f"  {payment} the retry budget of {body['budget']}"
         elif "QUOTA" in header.marks:
             yield f"  not tried yet: {body.get('of', 'its provider')} takes {body.get('rate', 'no more now')}"
+        elif "AUTONOMY" in header.marks:
+            yield f"  not tried: paused by the autonomy matrix, {body.get('autonomy', {}).get('reason', '')}"
         elif after.reason == "imported":
             yield "  was done elsewhere, and marked as done here"
         # A change that leaves a run PENDING or RUNNING is explained by its decision below.

@@ -238,8 +238,8 @@ def encode_change(call: PreparedCall, op: AppendChange) -> tuple[Batch, LoadedHe
     """Return the batch of a change, and the head as it will be once the batch is stored."""
     head, change, sync, events, joined_write, also, guards, late = op
     entity, version, prev, _, _ = head
-    engine = call.engine
-    now, cipher = call.store.now() + clocks.current.offset, engine.cipher
+    engine, store = call.engine, call.store
+    now, cipher = store.now() + clocks.current.offset, engine.cipher
     if "ESCALATION" in change.marks:
         change, also = append.join_escalation(call, head, change, also)
     if engine.notifier is not None:
@@ -253,7 +253,7 @@ def encode_change(call: PreparedCall, op: AppendChange) -> tuple[Batch, LoadedHe
     if also or events:
         writes = (write, *append.build_joined_writes(also, events, now, cipher))
     after = make(LoadedHead, (entity, version + 1, write.hash, run, body))
-    late = late and call.store.checks_guards_late
+    late = late and store.checks_guards_late
     return make(Batch, (writes, guards, sync, joined_write, late)), after
 
 
@@ -272,7 +272,7 @@ def _register_attempt(call: PreparedCall, entity: str, run: Any, guards: Any) ->
 def apply_result(call: PreparedCall, op: AppendChange, after: LoadedHead, answer: Answered) -> Appended:
     """Return the new head, or None on a conflict; update the caches of this process."""
     engine = call.engine
-    if isinstance(answer, Conflict):
+    if type(answer) is Conflict:
         # A refused checkpoint does not end the attempt: it may belong to an abandoned attempt of this call,
         # while the next one runs.
         if op.change.marks != CHECKPOINT and not append.is_attempt_running(call, answer):
@@ -285,7 +285,7 @@ def apply_result(call: PreparedCall, op: AppendChange, after: LoadedHead, answer
         return VoidClaim(after) if answer.stored_seqs else None
     call.write_count += 1
     # A cancelled run stays RUNNING until its attempt ends.
-    if after.record.state != "RUNNING":
+    if after.record.state != "RUNNING" and call.current_attempt is not None:
         leave_attempt(call)
     if op.also:
         engine.breakers.apply_written(engine, op.also)

@@ -121,6 +121,11 @@ class CallSpans:
     def start_attempt(self, event: events.AttemptStarted) -> None:
         """Start the span of an attempt as a child of the run's."""
         self._outcome = ""
+        # The sampler has dropped the run, and would drop its attempt: the run's context is enough for spans
+        # that the function starts, which follow the same decision.
+        if not self._run.is_recording():
+            self._attempt = self._run
+            return
         # By its own context: the caller's span, not the run's, is the current one in this thread.
         self._attempt = self._tracer.start_span(
             f"oncemore.attempt {self._step}",

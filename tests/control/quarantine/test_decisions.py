@@ -51,7 +51,6 @@ def decision(run: oncemore.Run) -> dict[str, Any]:
     return made  # type: ignore[no-any-return]
 
 
-@pytest.mark.req("GOV-17")
 def test_released_work_has_its_next_attempt_and_the_decision_is_on_record(engine: Engine) -> None:
     turns = Turns()
     turns.step.run()
@@ -87,7 +86,6 @@ def test_released_work_that_needs_review_again_waits_again_and_its_budget_still_
     assert only(engine) == item
 
 
-@pytest.mark.req("GOV-13")
 def test_work_goes_beyond_its_budget_only_by_a_recorded_extra_one(engine: Engine) -> None:
     turns = Turns(policy=oncemore.Policy(max_attempts=1))
     turns.step.run()

@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import io
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import oncemore
 from oncemore import PolicyError, PolicyViolation, cli
-from oncemore.errors import ConfigChanged
+from oncemore.errors import ConfigChanged, UsageError
 from oncemore.limits.cooldown_rules import Cooldown
 from oncemore.log.entry_codec import decode_head
 from oncemore.log.record import WorkerRecord
@@ -28,11 +29,11 @@ from oncemore.policy.model import Failure
 from oncemore.policy.tuning import Signals
 from oncemore.policy.verdict import UNMATCHED, decide_verdict
 from oncemore.profiles.nova_cat import NovaCat
+from oncemore.queries.ledger_reports import build_reports, write_reports
 from oncemore.testing import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from oncemore.policy.files.fields import FieldSpec
 
@@ -268,6 +269,45 @@ class Several:
             row(path)
 
 
+def ledger_files(path: Path) -> Any:
+    """Observe the ledger files that a policy has written."""
+    root = path.parent / "root"
+    with oncemore.open("memory:") as engine:
+        try:
+            written = write_reports(engine, root, str(path))
+        except UsageError as refused:
+            return str(refused)
+    assert all(Path(file).exists() for file in written)
+    return sorted(str(Path(file).relative_to(root)) for file in written)
+
+
+def outside_root(name: str) -> Callable[[Path], None]:
+    """A ledger outside of the root, or of another name, is refused with its line."""
+
+    def check(path: Path) -> None:
+        path.write_text(f"{BASE}ledgers: [{name}]\n")
+        with pytest.raises(PolicyError, match=r"mine\.yaml:3:.*ledgers"):
+            files.load(path)
+
+    return check
+
+
+def ledger_is_always_written(path: Path) -> None:
+    """`ledger` states a fact: a failed run is in the retry log with and without it."""
+    for text in ("", "on_non_retryable: [halt, ledger]\n"):
+        files.forget()
+        path.write_text(BASE + text)
+        step: Any = oncemore.step(effect="idempotent", name="work", policy=path)(_raise_violation)
+        with FakeClock(), oncemore.open("memory:") as engine:
+            assert step.run().status == "HARD_FAIL"
+            (entry,) = build_reports(engine)["pipeline_retry_log"]
+            assert entry["outcome"] == "failed"
+
+
+def _raise_violation() -> None:
+    raise VIOLATION
+
+
 EXACT = "  base_delay_s: 4\n  max_delay_s: 100\n  max_attempts: 4\n"
 
 
@@ -443,9 +483,7 @@ ROWS: dict[str, Callable[[Path], None]] = {
     "classes": Statement("classes: [RETRYABLE, TERMINAL, QUARANTINE]\n", "classes: [RETRYABLE]\n"),
     "on_non_retryable": Several(
         Change("on_non_retryable: [quarantine]\n", ended(VIOLATION), ("SOFT_FAIL", 1, "quarantined", [])),
-        Refusal(
-            "on_non_retryable: [halt, ledger]\n", "on_non_retryable", "holds ledger, which has no effect"
-        ),
+        ledger_is_always_written,
     ),
     "halt_scope": Several(
         Change("halt_scope: pipeline\n", ended(VIOLATION), ("HARD_FAIL", 1, "", ["pipeline:mine"])),
@@ -574,8 +612,23 @@ ROWS: dict[str, Callable[[Path], None]] = {
         ended(NOT_SENT, effect="once", not_applied=(ConnectionRefusedError,)),
         ("HARD_FAIL", 1, "", []),
     ),
-    "telemetry_fields": Refusal("telemetry_fields: [attempt]\n", "telemetry_fields"),
-    "ledgers": Refusal("ledgers: [versioning_ledger.json]\n", "ledgers"),
+    "telemetry_fields": Statement(
+        "telemetry_fields: [pipeline_id, stage_name, attempt, delay_ms, error_class, retryable, outcome, "
+        "circuit_open, energy_wh, co2_g]\n",
+        "telemetry_fields: [attempt]\n",
+    ),
+    "ledgers": Several(
+        Change("ledgers: [audit/versioning_ledger.json]\n", ledger_files, ["audit/versioning_ledger.json"]),
+        Change(
+            "ledgers: [pipeline_retry_log.json]\n",
+            ledger_files,
+            ["docs/reports/audit/pipeline_retry_log.json"],
+        ),
+        *(
+            outside_root(name)
+            for name in ("../versioning_ledger.json", "/x/versioning_ledger.json", "a.json")
+        ),
+    ),
     "carbon_budget": Refusal("carbon_budget: {period: month}\n", "carbon_budget"),
     "concurrency": Refusal(
         "concurrency: {ReferenceReconciliation: 3}\n", "concurrency", "is read only by the facade"
