@@ -87,7 +87,7 @@ def test_standard_input_is_checked(lint: Any, monkeypatch: pytest.MonkeyPatch) -
     assert (code, out.splitlines()[0].split(":")[0]) == (1, "job.py")
 
 
-def test_a_file_that_cannot_be_parsed_does_not_stop_the_others(lint: Any) -> None:
+def test_a_file_that_cannot_be_parsed_does_not_stop_the_run(lint: Any) -> None:
     write("a.py", "def broken(:\n")
     write("b.py", NO_TIMEOUT)
     code, out, _ = lint("--json")

@@ -23,3 +23,6 @@ def run_console(text):
 @tenacity.retry
 def bare():
     return run_console("1")
+
+
+VALUE = eval("1 + 1")

@@ -61,7 +61,7 @@ from oncemore.lint.statements import assigned_names, handler_types, list_calls, 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oncemore.lint.facts import CallSite, ModuleFacts, Place
+    from oncemore.lint.facts import ModuleFacts, Place, PlacedCall
     from oncemore.lint.model import SourceEdit
     from oncemore.lint.retry_settings import RetrySetting
 
@@ -113,7 +113,7 @@ def add_setting(facts: ModuleFacts, setting: RetrySetting, keyword: str) -> tupl
     return (edit, *imports) if edit is not None else ()
 
 
-def _repeats_itself(facts: ModuleFacts, site: CallSite) -> bool:
+def _repeats_itself(facts: ModuleFacts, site: PlacedCall) -> bool:
     """Return whether a handler unconditionally calls the function it is in, with the same arguments."""
     function = enclosing_function(site.place)
     handler = site.place.node if site.place else None
