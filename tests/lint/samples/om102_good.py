@@ -99,3 +99,54 @@ def held_in_the_call(client):
             return client.fetch(wait_seconds=5)
         except ConnectionError as error:
             print(error)
+
+
+def wait_for_server(url):
+    for attempt in range(50):
+        try:
+            return requests.get(url, timeout=5)
+        except requests.ConnectionError:
+            time.sleep(0.1)
+
+
+def sleeps_first(url):
+    for attempt in range(50):
+        time.sleep(1)
+        try:
+            return requests.get(url, timeout=5)
+        except requests.ConnectionError as error:
+            print(error)
+
+
+def asks_until(url, deadline):
+    while time.monotonic() < deadline:
+        try:
+            return requests.get(url, timeout=5)
+        except requests.ConnectionError:
+            time.sleep(0.1)
+
+
+def interrupted(connection, errno):
+    while True:
+        try:
+            return connection.accept()
+        except OSError as error:
+            if error.errno != errno.EINTR:
+                raise
+            time.sleep(0.1)
+
+
+def stated_by_error(call):
+    for attempt in range(5):
+        try:
+            return call()
+        except ConnectionError as error:
+            time.sleep(error.seconds)
+
+
+def state_is_renewed(self):
+    for attempt in range(5):
+        try:
+            return self.remote.send()
+        except ConnectionError:
+            self.remote = None
