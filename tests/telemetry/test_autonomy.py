@@ -260,7 +260,9 @@ def test_wrong_rules_are_refused_with_their_place(policy: Callable[..., str], ru
 
 
 def test_a_budget_may_have_hours_too(policy: Callable[..., str]) -> None:
-    report = make_step(policy("autonomy: {off_hours: {from_hour: 0, to_hour: 0}, slow_concurrency: 2}\n" + BUDGET))
+    report = make_step(
+        policy("autonomy: {off_hours: {from_hour: 0, to_hour: 0}, slow_concurrency: 2}\n" + BUDGET)
+    )
     with open_with() as engine:
         assert report(1) == 1
         assert matrix(engine).level == "slow"

@@ -358,6 +358,7 @@ oncemore lint src
         "verify": "maintenance:verify",
         "check": "checks:check",
         "migrate": "migrate:migrate",
+        "init": "init:init",
         "ledger": "ledger:ledger",
         "lint": "lint:lint",
         "demo": "demo:demo",

@@ -147,6 +147,6 @@ def stated_by_error(call):
 def state_is_renewed(self):
     for attempt in range(5):
         try:
-            return self.remote.send()
+            return self.get_remote().send()
         except ConnectionError:
             self.remote = None
