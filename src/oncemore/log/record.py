@@ -136,9 +136,7 @@ class EventRecord(Value):
     state          PENDING → SENDING → DELIVERED or DEAD, or back to PENDING; DEAD → REJECTED by an operator
     run_entity     entity of the run that emitted it: events of one entity keep their order
     ordinal        position among the events of one COMMIT, from 0
-    attempt        number of the last delivery attempt, counted before it starts, never reused
-    attempt_count  attempts since the event was emitted, or since an operator had it sent again
-    reason         the reason of its state; for a PENDING one, why it is not sent yet
+    attempt        number of the last delivery attempt; attempt_count: attempts since it was emitted
     dataset        the dataset of its run, which the gate is asked about, with the operation of the step
     """
 
