@@ -16,12 +16,13 @@ import rdflib
 from jsonschema import Draft7Validator
 from pystac.extensions.file import FileExtension
 from pystac.validation.stac_validator import JsonSchemaSTACValidator
-from rdflib.namespace import DCAT, DCTERMS, RDF
+from rdflib.namespace import DCAT, DCTERMS, PROV, RDF
 
 import oncemore.lineage
 from oncemore.lineage.catalogue import EXTENSION_URL, FILE_EXTENSION, format_interval
 from oncemore.lineage.exports import ExportOptions, write_dcat, write_stac
-from oncemore.lineage.history import AttemptHistory
+from oncemore.lineage.history import AttemptHistory, list_generated, list_used
+from oncemore.lineage.ids import entity_id
 
 if TYPE_CHECKING:
     from oncemore.lineage.history import RunHistory
@@ -190,3 +191,16 @@ def test_a_run_that_is_not_complete_has_no_records(histories: list[RunHistory]) 
     attempts = (AttemptHistory(1, 0.0),)
     odd = [history._replace(artifacts=({"digest": "ab" * 32},), attempts=attempts) for history in failed]
     assert list(export_dcat(odd, "turtle", "/data").subjects(RDF.type, DCAT.Dataset)) == []
+
+
+def test_equal_bytes_are_one_entity_and_a_dataset_names_its_sources(histories: list[RunHistory]) -> None:
+    history = next(each for each in histories if each.run.step == "summarise")
+    output = {"digest": "ab" * 32, "size": 3, "name": "out.csv"}
+    twice = history._replace(artifacts=(output, {**output, "name": "copy.csv"}), used=history.used * 2)
+    assert len(list(list_used(twice))) == len(list(list_used(history)))
+    assert len(list(list_generated(twice))) == 2, "the bytes of both artifacts, and the result"
+    graph = export_dcat([twice], "turtle", "/data")
+    datasets = list(graph.subjects(RDF.type, DCAT.Dataset))
+    assert len(datasets) == 2, "two names, two records"
+    sources = {str(each) for each in graph.objects(datasets[0], PROV.wasDerivedFrom)}
+    assert sources == {entity_id(edge["digest"]) for edge in history.used}

@@ -15,6 +15,7 @@ import oncemore
 from oncemore.lineage import document_file
 from oncemore.lineage.document_file import RecordSpool, open_replacement
 from oncemore.lineage.exports import ExportOptions, write_prov
+from oncemore.queries import run_histories
 from oncemore.queries.run_histories import HistoryFilter, read_histories
 from oncemore.testing import instant_waits
 from tests.lineage.in_process import report_of, run_here
@@ -191,7 +192,7 @@ def test_an_export_holds_one_run_in_memory_at_a_time(tmp_path: Path) -> None:
     assert many < few + 300_000, (few, many)
 
 
-def test_own_deliveries_are_not_exported_and_encrypted_runs_are_named(tmp_path: Path) -> None:
+def test_deliveries_of_lineage_are_not_exported(tmp_path: Path) -> None:
     @oncemore.step(effect="pure", name="oncemore.own")
     def own(n: int) -> int:
         return n
@@ -200,3 +201,32 @@ def test_own_deliveries_are_not_exported_and_encrypted_runs_are_named(tmp_path: 
         own(1)
         assert list(read_histories(engine.store, HistoryFilter())) == []
         assert len(list(read_histories(engine.store, HistoryFilter(step="oncemore.own")))) == 1
+
+
+def test_inner_runs_have_a_parent_and_running_ones_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_histories, "PAGE", 2)
+    seen: list[Any] = []
+
+    @oncemore.step(effect="pure", name="inner")
+    def inner(n: int) -> int:
+        return n
+
+    @oncemore.step(effect="pure", name="outer")
+    def outer(n: int) -> int:
+        total = inner(n) + inner(n + 1) + inner(n + 2)
+        seen.extend(read_histories(engine.store, HistoryFilter()))
+        return total
+
+    with oncemore.open(tmp_path / "log.db") as engine, engine:
+        outer(1)
+        ended = list(read_histories(engine.store, HistoryFilter()))
+    assert sorted(each.run.step for each in seen) == ["inner", "inner", "inner", "outer"], "all pages"
+    (running,) = (each for each in seen if each.run.step == "outer")
+    assert (running.ended, running.attempts[-1].ended) == (None, None)
+    parents = {each.parent for each in ended if each.run.step == "inner"}
+    (parent,) = parents
+    assert parent is not None
+    assert (parent.step, parent.key) == ("outer", running.key)
+    assert [each.key for each in ended] == sorted(each.key for each in ended)

@@ -224,6 +224,19 @@ def test_the_inputs_of_a_worker_and_after_a_change_of_the_arguments(engine: once
     assert stored_edges(engine, summed.last_run([], 2)) == []
 
 
+def test_a_worker_that_continues_a_run_with_small_arguments_reads_nothing_more(
+    engine: oncemore.Engine,
+) -> None:
+    @oncemore.step(effect="pure", name="double")
+    def double(n: int) -> int:
+        return 2 * n
+
+    double.submit(4)
+    Worker(engine, [double]).run_until_idle()
+    assert double.last_run(4).value == 8
+    assert stored_edges(engine, double.last_run(4)) == []
+
+
 def test_small_arguments_have_no_edges() -> None:
     small = {"n": 1, "f": 2.5, "ok": True, "none": None, "day": "2026-10-01", "list": [1, 2]}
     assert list(inputs.argument_edges(small)) == []

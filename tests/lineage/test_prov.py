@@ -172,3 +172,12 @@ def test_a_run_that_waits_and_an_empty_export_are_valid() -> None:
         document = json.loads(export(runs, "prov-json", with_plan=True))
         assert set(document) >= {"prefix"}
         prov.model.ProvDocument.deserialize(content=json.dumps(document), format="json")
+
+
+def test_an_attempt_that_still_runs_has_no_end(histories: list[RunHistory]) -> None:
+    history = next(each for each in histories if len(each.attempts) == 3)
+    running = history.attempts[-1]._replace(ended=None, outcome="RUNNING")
+    open_run = history._replace(attempts=(*history.attempts[:-1], running), ended=None)
+    graph = parse(export([open_run], "turtle"), "turtle")
+    assert len(list(graph.subject_objects(PROV.startedAtTime))) == 4
+    assert len(list(graph.subject_objects(PROV.endedAtTime))) == 2

@@ -196,6 +196,24 @@ def test_another_method_of_measuring_is_visible_in_the_report(tmp_path: Path) ->
     assert figures(report)["unmeasured"].value == 1
 
 
+def test_a_second_delivery_of_every_message_adds_no_energy(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+
+    @oncemore.step(effect="pure", name="nightly")
+    def nightly(n: int) -> int:
+        return sum(range(5_000)) + n
+
+    energy = []
+    with oncemore.open(path):
+        for _ in range(2):
+            for n in range(10):
+                nightly(n)
+            report = build_sustainability(load(path))
+            energy.append(figures(report)["energy_kwh"].value)
+            assert report.computed_again == ()
+    assert energy[0] <= energy[1] < energy[0] * 1.01
+
+
 def test_work_computed_again_is_listed_with_its_energy(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
 

@@ -305,6 +305,10 @@ def test_a_deadline_is_missed_after_it_or_by_a_failure() -> None:
     recorded = make_run("FAILED", "COMPLETE", deadline=12.0)
     assert not WhatIf().simulate_run(recorded).misses_deadline
     assert WhatIf(lambda run, own: fixed(30.0)).simulate_run(recorded).state == "HARD_FAIL"
+    # The second failure comes later than recorded, and its wait of 12 s no longer fits before the deadline.
+    later = make_run("FAILED", "FAILED", "COMPLETE", deadline=25.0)
+    assert WhatIf().simulate_run(later).state == "COMPLETE"
+    assert WhatIf(lambda run, own: fixed(12.0)).simulate_run(later).state == "HARD_FAIL"
     report = compare_runs([recorded], SimulationOptions(policies={"": fixed(30.0)}))
     assert report.newly_missed == ("r1",)
     assert report.examples[0].deadline == "now missed"

@@ -85,6 +85,7 @@ def prov(store: Store, form: str | None, with_plan: bool, file: Path | None, **w
     """
     from oncemore.lineage import exports
 
+    # A file named lineage.ttl that holds JSON would surprise its reader.
     form = form or FORMS.get(file.suffix.lower() if file else "", "turtle")
     options = _make_options(wanted, with_plan=with_plan)
     histories = _read(store, wanted)
@@ -126,6 +127,7 @@ def openlineage(
     """
     from oncemore.lineage import exports
 
+    # Two targets would need two passes over the store.
     if receiver is not None and file is not None:
         raise click.UsageError("Give --out or --to, not both.", click.get_current_context())
     options = _make_options(wanted)
@@ -166,6 +168,7 @@ def stac(store: Store, file: Path | None, extension: str | None, **wanted: Any) 
     from oncemore.lineage import exports
 
     options = _make_options(wanted)
+    # A URN cannot be fetched; validators that follow addresses need a published schema.
     if extension is not None:
         options = options._replace(extension=extension)
     histories = _read(store, wanted)
@@ -255,6 +258,7 @@ def telemetry(store: Store, release: str, folder: Path, **wanted: Any) -> Comman
     def print_text(out: OutputWriter) -> None:
         for name, path in report.paths.items():
             totals = report.totals[name]
+            # A missing figure makes a sum null, so the gap is named.
             unmeasured = totals["unmeasured_attempts"]
             remark = f", {unmeasured:,} of them without a measured energy" if unmeasured else ""
             out.write_paragraph(f"wrote {path}: {totals['attempts']:,} attempts{remark}.")
@@ -270,10 +274,12 @@ def _read(store: Store, wanted: dict[str, Any]) -> Iterator[RunHistory]:
     from oncemore.queries.run_histories import HistoryFilter, read_histories
     from oncemore.queries.times import parse_instant
 
+    # Ages count back from the store's clock, which all processes that share it agree on.
     since, until = (
         None if wanted[name] is None else parse_instant(wanted[name], store.now())
         for name in ("since", "until")
     )
+    # A named run outside of the selection would be dropped in silence.
     if wanted["names"] and (wanted["step"] or since is not None or until is not None):
         raise click.UsageError(
             "Give RUN, or a selection (--step, --since, --until), not both.", click.get_current_context()
@@ -287,6 +293,7 @@ def _make_options(wanted: dict[str, Any], *, with_plan: bool = False) -> ExportO
     options = ExportOptions(conforms_to=wanted["conforms_to"], with_plan=with_plan)
     if wanted.get("namespace"):
         options = options._replace(namespace=wanted["namespace"])
+    # Only the exports of a catalogue have addresses; the others do not open the artifact store.
     if "base_url" in wanted:
         options = options._replace(base=wanted["base_url"] or _find_artifacts())
     return options
@@ -304,6 +311,7 @@ def _find_artifacts() -> str:
 
 
 def _read_token(name: str | None) -> str:
+    # A variable and not an option: arguments of a process are visible to every user of the machine.
     if name is None:
         return ""
     token = os.environ.get(name, "")
@@ -326,6 +334,7 @@ def _write(file: Path | None, unit: str, write: Callable[[TextIO], int]) -> Comm
         return CommandReport(None, lambda out: None)
     from oncemore.lineage.document_file import open_replacement
 
+    # The file is complete before it gets its name, so that an error leaves the old one.
     with open_replacement(file) as out:
         count = write(out)
     text = f"wrote {count:,} {unit} to {file}."

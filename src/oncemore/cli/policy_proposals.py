@@ -54,16 +54,19 @@ def propose(
     from oncemore.queries.times import parse_instant
 
     found, path = find_policy(policy), Path(out)
+    # Other suffixes are not found as policies later.
     if path.suffix not in (".yaml", ".yml"):
         raise click.UsageError("--out takes the name of a .yaml file.", click.get_current_context())
     with open_read_only(store) as opened, ProgressLine("reading runs", quiet=in_json) as progress:
         now = opened.now()
         end = now if until is None else parse_instant(until, now)
         runs = load_recorded_runs(opened, RecordedRunFilter(parse_instant(since, now), end), progress)
+    # The store is closed before the simulation, which can take a while.
     change = find_proposal(found, runs, least_runs=min_runs)
     if change is None:
         text = f"No better numbers for {found.policy.name} in {len(runs):,} runs; nothing was written."
         return write_report(CommandReport({"proposed": False}, lambda out: out.write_line(text), 1), in_json)
+    # In the file, so that a reviewer can repeat it.
     command = f"oncemore policy propose {policy} --since {since} --out {out}"
     paths = write_proposal(change, found, path, command)
     value = {"proposed": True, "files": [str(place) for place in paths], "changes": change.changes,
@@ -85,6 +88,7 @@ def _print_proposal(out: OutputWriter, change: ProposedChange, paths: tuple[Path
             assert figure.after is not None
             before, after = format_value(figure.before), format_value(figure.after)
             out.write_line(f"  {figure.name}: {before} → {after} {figure.unit}")
+    # The paths last, where a person looks first.
     for path in paths:
         out.write_line(f"wrote {path}")
     out.write_paragraph("It is not in force. Compare it with `oncemore policy diff`, sign it with "

@@ -80,9 +80,11 @@ def _write_report(kind: str, options: dict[str, Any], build: Any, build_blocks: 
         ProgressLine("reading runs", quiet=out.in_json) as progress,
     ):
         period, baseline = _load_periods(store, options, progress)
+    # Both reports have `figures`, whose records --figure lists.
     result = build(period)
     if options["figure"]:
         return _list_records(out, result.figures, options["figure"])
+    # The comparison is about energy and attempts in both kinds of report.
     comparison = None if baseline is None else compare_periods(baseline, period)
     blocks = build_blocks(result, comparison, _repeat_command(kind, period))
     value = {**result._asdict(), "baseline": comparison}
@@ -96,6 +98,7 @@ def _load_periods(
     from oncemore.queries.report_period import load_period
     from oncemore.queries.times import parse_instant
 
+    # The time of the store, not of this machine: ages in options count back from it.
     now = store.now()
 
     def parse(name: str, default: float) -> float:
@@ -103,10 +106,12 @@ def _load_periods(
 
     since, until = parse("since", now), parse("until", now)
     period = load_period(store, since, until, progress)
+    # Without a begin there is no baseline, and an end alone is a mistake.
     if options["baseline_since"] is None:
         if options["baseline_until"] is not None:
             raise click.UsageError("--baseline-until needs --baseline-since.", click.get_current_context())
         return period, None
+    # By default the baseline is the time up to the period.
     baseline_until = parse("baseline_until", since)
     return period, load_period(store, parse("baseline_since", now), baseline_until, progress)
 
@@ -119,6 +124,7 @@ def _repeat_command(kind: str, period: ReportPeriod) -> str:
 def _list_records(out: OutputWriter, figures: tuple[ReportFigure, ...], name: str) -> int:
     from oncemore.queries import suggest_names
 
+    # The same figures as in the report, so that both always agree.
     known = {figure.name: figure for figure in figures}
     if name not in known:
         hint = suggest_names(name, known)

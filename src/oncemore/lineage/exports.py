@@ -121,6 +121,7 @@ def write_dcat(histories: Histories, file: TextIO, form: str, options: ExportOpt
 def write_stac(histories: Histories, file: TextIO, options: ExportOptions) -> int:
     """Write the artifacts of runs as one collection of STAC items; return the number of items."""
     count = 0
+    # By hand, so that one item is in memory at a time.
     file.write('{"type": "FeatureCollection", "features": [')
     for history in histories:
         for item in catalogue.stac_items(

@@ -1,6 +1,7 @@
-"""The history of one run as a value: what the exporters of this folder compute their documents from.
+"""The history of one run as a value: the input of all exporters of this folder.
 
-The values hold only what the log has. A figure that was not measured is None, with the reason beside it.
+The values hold the content of the log and nothing else. A figure that was not measured is None, with the
+reason beside it.
 """
 
 from __future__ import annotations
@@ -123,6 +124,7 @@ def list_used(history: RunHistory) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the entity id and the facts of each input; the arguments as a whole are the last one."""
     seen = set()
     for edge in history.used:
+        # Equal bytes under two names are one entity.
         if edge["digest"] not in seen:
             seen.add(edge["digest"])
             yield entity_id(edge["digest"]), edge
@@ -138,6 +140,7 @@ def list_generated(history: RunHistory) -> Iterator[tuple[str, dict[str, Any]]]:
         if artifact["digest"] not in seen:
             seen.add(artifact["digest"])
             yield entity_id(artifact["digest"]), {"kind": "artifact", **artifact}
+    # A large result is stored as an artifact, and may be among them.
     if history.result and history.result not in seen:
         yield entity_id(history.result), {"kind": "result", "name": "result", "digest": history.result}
 
@@ -170,7 +173,7 @@ def add_figures(figures: Iterable[float | None]) -> float | None:
 
 
 def missing_reason(telemetry: dict[str, Any], field: str) -> str:
-    """Return why a measured value is missing; empty if it is there."""
+    """Return the reason of a missing value; empty if the value is there."""
     if telemetry.get(field) is not None:
         return ""
     unavailable = telemetry.get("unavailable") or {}

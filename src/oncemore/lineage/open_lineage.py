@@ -1,4 +1,4 @@
-"""Lineage as run events of OpenLineage 2-0-2: what happened to a run, in order.
+"""Lineage as run events of OpenLineage 2-0-2: the history of a run, in order.
 
 The id of a run in OpenLineage is a UUID computed from the work and the number of its run. A run that is made
 again in another store has the same id; a further run of the same key has another one, because OpenLineage
@@ -62,6 +62,7 @@ def run_events(
     history: RunHistory, *, producer: str, namespace: str, conforms_to: tuple[str, ...] = ()
 ) -> Iterator[Event]:
     """Yield the events of a run: its start, each failed attempt, and its end."""
+    # A run that waits for its first attempt has no START yet.
     if history.started is None:
         return
     base = _Base(history, producer, namespace, conforms_to)

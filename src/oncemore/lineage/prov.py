@@ -142,6 +142,7 @@ def _describe_attempts(history: RunHistory, activity: str) -> Iterator[Statement
     """Yield the statements about the attempts of a run that has more than one."""
     if len(history.attempts) < 2:
         return
+    # A single attempt would repeat the activity of its run.
     before = ""
     for position, attempt in enumerate(history.attempts, 1):
         own = attempt_id(activity, history.run.run_number, position)
@@ -188,7 +189,7 @@ def prov_json_prefixes() -> dict[str, str]:
 
 
 def prov_sections(history: RunHistory, version: str, *, with_plan: bool = False) -> Iterator[Section]:
-    """Yield section, id and record of everything that PROV-JSON says about a run."""
+    """Yield section, id and record of each part of PROV-JSON about a run."""
     activity, agent = history_activity(history), software_agent(version)
     names = {"oncemore": "terms", "dct": "dct"}
     facts: dict[str, Any] = {}

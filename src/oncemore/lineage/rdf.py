@@ -106,6 +106,7 @@ def write_json_ld(statements: Iterable[Statement], prefixes: Iterable[str]) -> I
     """Yield the lines of a JSON-LD document: one node per line; a node may come in several parts."""
     context = {prefix: PREFIXES[prefix] for prefix in sorted(prefixes)}
     yield f'{{"@context": {json.dumps(context)}, "@graph": ['
+    # Written by hand: the json module would need the whole list at once.
     separator = ""
     for subject, group in groupby(statements, key=lambda statement: statement.subject):
         node = json.dumps(_build_node(subject, group), ensure_ascii=False)

@@ -58,7 +58,7 @@ def is_loop_run(history: RunHistory) -> bool:
 
 
 def telemetry_records(history: RunHistory, release: str) -> Iterator[tuple[str, str, str, Record]]:
-    """Yield file, section, id and record of everything that the files of a release say about a run."""
+    """Yield file, section, id and record of each record that the files of a release have of a run."""
     if is_loop_run(history):
         for position, record in enumerate(history.records):
             own = _record_id("transition", history, position)
@@ -79,6 +79,7 @@ def telemetry_records(history: RunHistory, release: str) -> Iterator[tuple[str, 
 
 
 def _record_id(kind: str, history: RunHistory, position: int) -> str:
+    # By run and not by work: two runs of one key are two records.
     return derive_id(kind, run=history.run.run_id, position=position).rpartition(":")[2]
 
 

@@ -67,6 +67,7 @@ def find_proposal(
     Raises `UsageError` if there are too few runs, or too few that failed once.
     """
     policy = found.policy
+    # Also runs under earlier versions of the policy: they are the longer history.
     own = [run for run in runs if policy_base(run.policy) == policy.name]
     failed = count_failed_runs(own)
     if len(own) < least_runs or failed < min(LEAST_FAILURES, least_runs):
@@ -78,6 +79,7 @@ def find_proposal(
     proposal = propose_policy(policy, own, build_recorded_world(own))
     if proposal is None:
         return None
+    # The candidates keep the version, so that their digests differ only where they decide differently.
     new = proposal.policy.copy_with(version=bump_version(policy.version))
     ids = tuple(sorted(run.run_id for run in own))
     return ProposedChange(

@@ -77,6 +77,7 @@ class ReliabilityReport(Value):
 
 def build_reliability(period: ReportPeriod) -> ReliabilityReport:
     """Return the figures of a reliability review."""
+    # Held runs have not ended; they are listed because a person has to do something.
     failures = [run for run in period.runs if run.state == "HARD_FAIL" or _misses_deadline(run)]
     failures += _list_held(period)
     return ReliabilityReport(
@@ -134,6 +135,7 @@ def _list_reliability_figures(period: ReportPeriod) -> Iterator[ReportFigure]:
     yield of_runs("failed", "failed", failed)
     yield of_runs("held", "held for a person", _list_held(period))
     yield share("success_rate", "success rate", completed)
+    # Retries hide a poor first attempt; this figure shows it.
     at_once = [run for run in completed if len(run.attempts) == 1]
     yield share("first_attempt_rate", "completed at the first attempt", at_once)
     exhausted = [run for run in failed if run.reason == EXHAUSTED]
@@ -182,6 +184,7 @@ def _list_errors(period: ReportPeriod) -> tuple[ErrorRow, ...]:
     for one in period.attempts:
         if one.attempt.situation is not None:
             failed.setdefault(one.attempt.situation.failure.code, []).append(one)
+    # By the last error of the run, which is the one that used up its attempts.
     exhausted = Counter(run.error_class for run in period.runs if run.reason == EXHAUSTED)
     # The most frequent class first; of equally frequent ones the first by name.
     ordered = sorted(failed.items(), key=lambda item: (-len(item[1]), item[0]))

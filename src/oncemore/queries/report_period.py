@@ -96,6 +96,7 @@ def load_period(
         for number, attempt in enumerate(run.attempts, 1)
         if since <= attempt.ended < until
     ]
+    # Open runs have attempts in the period, but no outcome yet.
     ended = [run for run in runs if not run.open and since <= run.ended_at < until]
     return ReportPeriod(since, until, tuple(attempts), tuple(ended))
 
@@ -136,6 +137,7 @@ def group_attempts(period: ReportPeriod, by: str) -> tuple[AttemptGroup, ...]:
 
 
 def _sum_group(name: str, members: Sequence[EndedAttempt]) -> AttemptGroup:
+    # 0 and not unknown, if there are no retries.
     retries = [one for one in members if one.is_retry]
     energy = add_known(one.attempt.values.energy_kwh for one in members)
     retry_energy = add_known(one.attempt.values.energy_kwh for one in retries)

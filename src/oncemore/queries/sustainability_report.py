@@ -60,6 +60,7 @@ def build_sustainability(period: ReportPeriod) -> SustainabilityReport:
 def _list_energy_figures(period: ReportPeriod) -> Iterator[ReportFigure]:
     attempts = period.attempts
     retries = [one for one in attempts if one.is_retry]
+    # A double spike: the energy of work that was complete already.
     again = [one for one in attempts if one.run.repeated]
     for name, title, unit, chosen, field in (
         ("energy_kwh", "energy", "kWh", attempts, "energy_kwh"),

@@ -129,6 +129,7 @@ def compare_runs(runs: Sequence[RecordedRun], options: SimulationOptions) -> Sim
 def _build_report(
     before: list[SimulatedRun], after: list[SimulatedRun], options: SimulationOptions
 ) -> SimulationReport:
+    # Both sides are computed by the same function, so that rounding cannot cause a difference.
     sums = sum_runs(before), sum_runs(after)
     pairs = list(zip(before, after, strict=True))
     changed = [pair for pair in pairs if _is_changed(*pair)]
@@ -170,6 +171,7 @@ def _make_choice(policies: Mapping[str, Policy], tuning: str) -> PolicyChoice | 
     known: dict[tuple[int, str], Policy] = {}
 
     def choose(run: RecordedRun, recorded: Policy) -> Policy:
+        # By identity: comparing policies field by field would cost more than a decision.
         key = id(recorded), run.policy
         policy = known.get(key)
         if policy is None:
@@ -206,6 +208,7 @@ def _delay_sum(one: SimulatedRun) -> float:
 
 
 def _is_changed(before: SimulatedRun, after: SimulatedRun) -> bool:
+    # Delays are compared exactly: the recorded policy reproduces them to the last bit.
     if before.state != after.state or len(before.attempts) != len(after.attempts):
         return True
     return any(a.delay_s != b.delay_s for a, b in zip(before.attempts, after.attempts, strict=True))

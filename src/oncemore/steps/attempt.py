@@ -13,22 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.json import encode
 
-from oncemore.artifacts.artifact import make_label, reference_to_artifact, tag_artifact
-from oncemore.errors import LeaseLost, PolicyViolation, UsageError
+from oncemore.artifacts.artifact import make_label
+from oncemore.errors import LeaseLost, UsageError
 from oncemore.log.record import ArtifactRecord, EventRecord
 from oncemore.log.tagged_json import EVENT_ENCODER, TaggedEncoder
 from oncemore.policy.canonical_json import make_event_id, run_seed
 from oncemore.retries.deadlines import time_remaining
+from oncemore.steps.attempt_outputs import AttemptOutputs
 from oncemore.steps.call import PreparedCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncemore.artifacts.artifact import Artifact
     from oncemore.log.record import LoadedHead
     from oncemore.log.store import StoreTransaction
     from oncemore.steps.attempt_storage import AttemptBackend
-    from oncemore.steps.ops import Output
     from oncemore.steps.transactions import AppliedMark
     from oncemore.telemetry.meter import ReportedUsage
     from oncemore.workflows.scope import RunJournal
@@ -199,8 +198,7 @@ class Attempt:
         attempt of this key has used is a `PolicyViolation` (LINEAGE_MISMATCH); no policy retries it.
         Artifacts that the step reads are inputs without being declared.
         """
-        from oncemore.artifacts.store import digest_content
-        from oncemore.steps.inputs import add_input, make_content_edge
+        from oncemore.steps.inputs import add_input, digest_content, make_content_edge
 
         self._check_writable("use inputs", "uses no inputs")
         make_label(name, media_type)
@@ -312,7 +310,7 @@ class Attempt:
         return self
 
 
-class RunningAttempt(Attempt):
+class RunningAttempt(AttemptOutputs, Attempt):
     """An attempt with its outputs, for the engine.
 
     over       whether the attempt has ended or lost its lease
@@ -374,47 +372,6 @@ class RunningAttempt(Attempt):
             is_first = self.number <= 1
             self._recorded_inputs = {} if is_first else self._backend.load_recorded_inputs(self.head)
         return self._recorded_inputs
-
-    def attach_artifact(self, record: ArtifactRecord) -> Artifact:
-        """Add a stored artifact to the attempt; refuse a name that has other content already."""
-        held, is_new = self.artifacts.get(record.name.casefold(), (None, True))
-        if held is None:
-            held = self._backend.find_recorded_artifact(record)
-            is_new = held is None
-        if held is not None and held.name != record.name:
-            raise UsageError(f"{self.step}: artifacts {held.name!r} and {record.name!r} differ in case only")
-        if held is not None and held.digest != record.digest:
-            raise PolicyViolation(
-                "ARTIFACT_IMMUTABLE",
-                f"{self.step}: {record.name!r} is {held.digest[:12]}… already, {record.digest[:12]}… is "
-                "other content; what is there stays; give it another name, or the step another version",
-            )
-        record = held or record
-        self.artifacts[record.name.casefold()] = record, is_new
-        return reference_to_artifact(record)
-
-    def adopt_outputs(self, outputs: tuple[Output, ...]) -> None:
-        """Add the events and artifacts that the attempt produced in its child process."""
-        for record, payload in outputs:
-            if type(record) is ArtifactRecord:
-                self.attach_artifact(record)
-            else:
-                assert type(record) is EventRecord
-                self.events = (*self.events, (record, payload))
-
-    def collect_outputs(self, operation: str = "") -> tuple[Output, ...]:
-        """Return the events and the new artifact references that are stored with the result.
-
-        operation  the operation of the step on its dataset: the gate asks about it when an event is sent
-        """
-        events = self.events
-        if operation:
-            events = tuple((event._replace(operation=operation), payload) for event, payload in events)
-        return (*events, *((record, None) for record, is_new in self.artifacts.values() if is_new))
-
-    def list_artifacts(self) -> tuple[Any, ...]:
-        """Return all artifacts of the attempt in their tagged form."""
-        return tuple(tag_artifact(reference_to_artifact(record)) for record, _ in self.artifacts.values())
 
 
 #: The number of forks that led to this process.

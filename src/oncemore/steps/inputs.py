@@ -11,6 +11,7 @@ the same version and configuration, raises `PolicyViolation` (LINEAGE_MISMATCH),
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from oncemore.artifacts.artifact import Artifact
+    from oncemore.artifacts.store import Content
     from oncemore.log.encryption import BodyCipher
     from oncemore.log.record import RunRecord
     from oncemore.log.store import Entry
@@ -51,6 +53,18 @@ def _encode_value(plain: Any) -> bytes:
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     # A lone surrogate of a text cannot be UTF-8; its escaped form can.
     return text.encode("utf-8", "backslashreplace")
+
+
+def digest_content(content: Content) -> tuple[str, int]:
+    """Return the digest and the size of content without storing it, in bounded memory."""
+    # Imported here: most attempts declare no input.
+    from oncemore.artifacts.store import read_chunks
+
+    hasher, size = sha256(), 0
+    for data in read_chunks(content):
+        hasher.update(data)
+        size += len(data)
+    return hasher.hexdigest(), size
 
 
 # Edges ----------------------------------------------------------------------------------------------
@@ -140,11 +154,8 @@ def collect_recorded(
 
 
 def list_inputs(call: PreparedCall, attempt: RunningAttempt) -> tuple[InputEdge, ...]:
-    """Return all edges of an attempt that has succeeded: what it has read, and its arguments."""
+    """Return all edges of an attempt that has succeeded: the inputs that it has read, and its arguments."""
     if call.inputs:
-        # A call whose arguments are all small has no edges of arguments.
-        if len(call.inputs) < MIN_ARGUMENT_BYTES:
-            return attempt.used
         # From the bytes of the key: the function may have changed its own arguments meanwhile.
         arguments = msgspec.json.decode(call.inputs)
     elif call.recorded is not None and not any(map(_is_large, call.recorded[1].values())):

@@ -13,7 +13,6 @@ from oncemore import clock as clocks
 from oncemore._driver import OperationTable, run_script, run_script_async
 from oncemore._values import make
 from oncemore.control.model import SWITCHES_ENTITY
-from oncemore.errors import LeaseLost, UsageError
 from oncemore.log.entry_codec import CHECKPOINT, build_write, was_notified_already
 from oncemore.log.group_commit import InterruptShield
 from oncemore.log.record import LoadedHead, RunRecord
@@ -23,7 +22,6 @@ from oncemore.retries.loop import ENDS, CallFunction
 from oncemore.steps import append, observers, operations
 from oncemore.steps.attempt import CURRENT, RunningAttempt
 from oncemore.steps.current_attempt import AttemptContext
-from oncemore.steps.inputs import MIN_ARGUMENT_BYTES, list_inputs
 from oncemore.steps.ops import (
     AppendChange,
     AskPermission,
@@ -32,9 +30,10 @@ from oncemore.steps.ops import (
     RunAttempt,
     VoidClaim,
 )
+from oncemore.steps.outcome import build_outcome
 from oncemore.steps.plan import UntilNotMet
 from oncemore.steps.transactions import roll_back, roll_back_async
-from oncemore.telemetry.meter import MeasuredAwaitable, build_usage, start_measuring
+from oncemore.telemetry.meter import MeasuredAwaitable, start_measuring
 
 if TYPE_CHECKING:
     from oncemore._driver import Script
@@ -360,54 +359,3 @@ def _compute_limits(op: RunAttempt) -> CallFunction:
             limit, whole = left, True
     ends = None if limit is None else clocks.current.monotonic() + limit
     return CallFunction(op.number, limit, whole, ends)
-
-
-def build_outcome(
-    call: PreparedCall, attempt: RunningAttempt, value: Any, error: BaseException | None
-) -> AttemptOutcome:
-    """Return the outcome of an attempt and end it.
-
-    A child process that was forked inside the function and returns from it writes nothing.
-    """
-    attempt.over = True
-    if attempt.is_forked:
-        raise error or LeaseLost(f"{attempt.step}: attempt {attempt.number} is that of the parent process")
-    usage = build_usage(call.engine, attempt)
-    # An interruption of a checkpoint was raised inside the function: its own outcome counts.
-    call.interrupt = None if error is None or isinstance(error, Exception) else error
-    if attempt.mark is not None and attempt.mark.applied is not None:
-        call.interrupt = None
-        return AttemptOutcome(attempt.head, applied=attempt.mark.applied, usage=usage)
-    if error is not None:
-        evidence = tuple((record, None) for record in attempt.evidence)
-        return AttemptOutcome(
-            attempt.head, None, error, attempt.begun, evidence=evidence, usage=usage, used=attempt.used
-        )
-    has_write = attempt.mark is not None or attempt.joined_write is not None
-    if attempt.head.record.effect == "transactional" and not has_write:
-        refusal = UsageError(
-            f"{attempt.step} is transactional and used neither current().transaction(connection) nor "
-            "current().on_commit(write): rows that it wrote were not committed together with its record"
-        )
-        return AttemptOutcome(attempt.head, None, refusal, usage=usage)
-    # Small arguments have no edges: the common call does not look for them.
-    used = attempt.used
-    if len(call.inputs) >= MIN_ARGUMENT_BYTES or not call.inputs:
-        used = list_inputs(call, attempt)
-    if attempt.artifacts or has_write or used:
-        return AttemptOutcome(
-            attempt.head,
-            value,
-            events=attempt.collect_outputs(call.plan.operation),
-            artifacts=attempt.list_artifacts(),
-            mark=attempt.mark,
-            joined_write=attempt.joined_write,
-            usage=usage,
-            used=used,
-        )
-    # Almost no attempt emits events, and this line is on the path of every success.
-    events = attempt.events and attempt.collect_outputs(call.plan.operation)
-    # All fields in order: `make` is a third of the cost of the constructor.
-    return make(
-        AttemptOutcome, (attempt.head, value, None, True, events, (), None, None, None, (), usage, ())
-    )
