@@ -1,4 +1,4 @@
-"""`oncemore carbon` and `oncemore autonomy`: energy and carbon of attempts, and the decisions beside them."""
+"""`oncemore carbon` and `oncemore control autonomy`: energy and carbon of attempts, and the decisions beside them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ oncemore carbon 0193a000 --since 7d
 oncemore carbon --since 2026-11-01 --until 2026-12-01 --json
 """
 AUTONOMY_EXAMPLES = """
-oncemore autonomy
-oncemore autonomy explain p2-batch-reporting
+oncemore control autonomy
+oncemore control autonomy explain p2-batch-reporting
 """
 AUTONOMY_COMMANDS = {"show": "carbon:show", "explain": "carbon:explain"}
 CARBON_HEADS = ("time", "step", "attempt", "state", "Wh", "gCO2e", "USD", "seconds", "method", "matrix")
@@ -119,7 +119,7 @@ def autonomy() -> None:
     """
 
 
-@store_command("show", "oncemore autonomy show\noncemore autonomy show --json")
+@store_command("show", "oncemore control autonomy show\noncemore control autonomy show --json")
 def show(engine: Engine) -> CommandReport:
     """Show the level of every matrix, its budget and its inbox."""
     from oncemore.queries.carbon import list_matrices
@@ -131,7 +131,9 @@ def show(engine: Engine) -> CommandReport:
 
 
 @store_command("explain", AUTONOMY_EXAMPLES)
-@click.argument("name", metavar="MATRIX", help="Name of the policy file, as `oncemore autonomy` lists it.")
+@click.argument(
+    "name", metavar="MATRIX", help="Name of the policy file, as `oncemore control autonomy` lists it."
+)
 def explain(engine: Engine, name: str) -> CommandReport:
     """Explain the decisions of one matrix: when each was made, by which signals, until when it held."""
     from oncemore.queries.carbon import list_decisions
