@@ -1,4 +1,4 @@
-"""`oncemore carbon` and `oncemore control autonomy`: snapshots by key and time, beside the decisions in force."""
+"""`oncemore report carbon` and `oncemore control autonomy`: snapshots by key and time, beside the decisions in force."""
 
 from __future__ import annotations
 
@@ -92,15 +92,15 @@ def test_each_row_shows_the_decision_in_force_at_its_time(day: tuple[oncemore.En
         ("nightly#1", "run"), ("nightly#2", "slow"), ("nightly#2", "slow"),
     ]  # fmt: skip
     assert "grid intensity 620" in rows[1].reason
-    text = shell("carbon")
+    text = shell("report", "carbon")
     assert "slow (nightly#2)" in text
     assert "3 attempts: 3" in text
     assert "retries caused 33% of the energy" in text
-    listed: Any = json.loads(shell("carbon", rows[0].key, "--json"))
+    listed: Any = json.loads(shell("report", "carbon", rows[0].key, "--json"))
     (attempt,) = listed["attempts"]
     assert attempt["snapshot"] == rows[0].snapshot
     assert (attempt["decision"], attempt["action"]) == ("nightly#1", "run")
-    assert "No attempt ended" in shell("carbon", "--until", "2001-01-01")
+    assert "No attempt ended" in shell("report", "carbon", "--until", "2001-01-01")
 
 
 @pytest.mark.req("TELEM-6")
@@ -141,5 +141,5 @@ def test_an_empty_store_says_what_would_fill_it(tmp_path: Path, monkeypatch: pyt
 
         plain()
         assert report_carbon(engine).rows[0].decision == ""
-        assert "1 of them have no energy figure" in shell("carbon")
+        assert "1 of them have no energy figure" in shell("report", "carbon")
         assert "No matrix yet" in shell("control", "autonomy")

@@ -1,4 +1,4 @@
-"""`oncemore carbon` and `oncemore control autonomy`: energy and carbon of attempts, and the decisions beside them."""
+"""`oncemore report carbon` and `oncemore control autonomy`: energy and carbon of attempts, and the decisions beside them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from oncemore.telemetry.autonomy_rules import AutonomyRecord
 
 CARBON_EXAMPLES = """
-oncemore carbon
-oncemore carbon 0193a000 --since 7d
-oncemore carbon --since 2026-11-01 --until 2026-12-01 --json
+oncemore report carbon
+oncemore report carbon 0193a000 --since 7d
+oncemore report carbon --since 2026-11-01 --until 2026-12-01 --json
 """
 AUTONOMY_EXAMPLES = """
 oncemore control autonomy

@@ -92,11 +92,12 @@ def workflow() -> None:
         "approvals": "control:approvals",
         "dataset": "datasets:dataset",
         "roles": "roles:roles",
+        "autonomy": "carbon:autonomy",
     },
     examples=CONTROL_EXAMPLES,
 )
 def control() -> None:
-    """Stop and approve work; govern datasets and roles."""
+    """Stop and approve work; govern data, roles and autonomy."""
 
 
 @click.group(
