@@ -134,7 +134,7 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
 def _list_checks(
     plan: StepPlan, call: PreparedCall, head: LoadedHead
 ) -> tuple[str, tuple[str, ...], tuple[str, ...] | None]:
-    """Return the entity to approve, the names that switches stop the run by, and the datasets to ask about."""
+    """Return the entity to approve, the names that switches stop it by, and the datasets to ask about."""
     names = transitions.step_names(plan, head.record)
     return transitions.approval_entity(plan, head), names, gate.list_gated_datasets(call, head.record)
 
