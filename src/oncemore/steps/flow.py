@@ -114,7 +114,7 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
             is_guess = False
             continue
         if breaker_pass is None:
-            op = make(AppendChange, (ready, claim, plan.effect != "pure", (), None, (), guards, not approved))
+            op = AppendChange(ready, claim, plan.effect != "pure", guards=guards, late=not approved)
         else:
             op = breaker_pass.build_claim(ready, claim, now, guards, late=not approved)
         claimed = yield op
@@ -274,7 +274,8 @@ def _append_commit(
         other = (*other, *(yield from autonomy.settle_outcome(plan, outcome, now)))
     if plan.cooldown is not None:
         other = (*other, *(yield from cooldown_step.resource_writes(plan.cooldown, head, change, events)))
-    saved = yield make(AppendChange, (head, change, True, events, outcome.joined_write, other, {}, False))
+    append = (head, change, True, events, outcome.joined_write, other, {}, False)
+    saved = yield make(AppendChange, append)
     if saved is None:
         return CONFLICT
     # The user's `on_commit` write failed and rolled the entry back: that is a failed attempt.
