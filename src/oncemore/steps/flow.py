@@ -274,7 +274,7 @@ def _append_commit(
         other = (*other, *(yield from autonomy.settle_outcome(plan, outcome, now)))
     if plan.cooldown is not None:
         other = (*other, *(yield from cooldown_step.resource_writes(plan.cooldown, head, change, events)))
-    append = (head, change, True, events, outcome.joined_write, other, {}, False)
+    append: tuple[Any, ...] = (head, change, True, events, outcome.joined_write, other, {}, False)
     saved = yield make(AppendChange, append)
     if saved is None:
         return CONFLICT
