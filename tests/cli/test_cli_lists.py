@@ -250,5 +250,5 @@ def test_the_program_can_be_started_as_a_module() -> None:
         [sys.executable, "-m", "oncemore", "--help"], capture_output=True, text=True, env=environment(),
         check=True,
     )  # fmt: skip
-    for title in ("Run work:", "Look:", "Decide:", "Prove:", "Maintain:"):
+    for title in ("Run work:", "Look:", "Decide:", "Prove and plan:", "Maintain:"):
         assert title in ran.stdout

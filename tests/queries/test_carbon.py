@@ -1,4 +1,4 @@
-"""`oncemore report carbon` and `oncemore control autonomy`: snapshots by key and time, beside the decisions in force."""
+"""`oncemore report carbon` and `oncemore control autonomy`: snapshots by key and time, and the decisions."""
 
 from __future__ import annotations
 

@@ -57,7 +57,11 @@ COLUMN_HEADS = ("category", "operations", "total_attempts", "success_rate", "avg
 @click.group(
     "audit",
     cls=LazyGroup,
-    modules={"tail": "audit:tail", "filter": "audit:filter_", "patterns": "audit:patterns"},
+    modules={
+        "tail": "audit:print_tail",
+        "filter": "audit:print_matching",
+        "patterns": "audit:print_patterns",
+    },
     examples=TAIL_EXAMPLES + FILTER_EXAMPLES.strip() + PATTERN_EXAMPLES,
 )
 def audit() -> None:
@@ -67,6 +71,13 @@ def audit() -> None:
     """
 
 
+_filter_options = combine_options(
+    value_option("--type event_type", "WORD", "Only this event type, such as retry_exhausted."),
+    value_option("--category retry_category", "CODE", "Only this category, such as RETRY_KV_GET."),
+    value_option("--operation", "NAME", "Only this operation."),
+    value_option("--tenant tenant_id", "NAME", "Only this tenant."),
+    value_option("--correlation correlation_id", "ID", "Only this correlation id."),
+)
 _source_options = combine_options(
     click.argument(
         "file",
@@ -74,11 +85,7 @@ _source_options = combine_options(
         required=False,
         help="File written by an AuditFile sink; - is stdin; without it, the store.",
     ),
-    value_option("--type event_type", "WORD", "Only this event type, such as retry_exhausted."),
-    value_option("--category retry_category", "CODE", "Only this category, such as RETRY_KV_GET."),
-    value_option("--operation", "NAME", "Only this operation."),
-    value_option("--tenant tenant_id", "NAME", "Only this tenant."),
-    value_option("--correlation correlation_id", "ID", "Only this correlation id."),
+    _filter_options,
     store_option,
     json_option,
 )
@@ -92,7 +99,7 @@ _GROUPS = {"Filters": "event_type retry_category operation tenant_id correlation
 )  # fmt: skip
 @flag_option("-f --follow", "Print new events as they arrive, until Ctrl-C.")
 @_source_options
-def tail(count: int, follow: bool, in_json: bool, **source: Any) -> None:
+def print_tail(count: int, follow: bool, in_json: bool, **source: Any) -> None:
     """Print the latest events, and follow them.
 
     One line per event; with --json one JSON document per event.
@@ -110,7 +117,7 @@ def tail(count: int, follow: bool, in_json: bool, **source: Any) -> None:
 
 @documented_command("filter", FILTER_EXAMPLES, _GROUPS)
 @_source_options
-def filter_(in_json: bool, **source: Any) -> None:
+def print_matching(in_json: bool, **source: Any) -> None:
     """Print all events that match, the oldest first."""
     out = OutputWriter(in_json=in_json)
     with _open_trail(**source) as trail:
@@ -123,7 +130,7 @@ def filter_(in_json: bool, **source: Any) -> None:
 
 @documented_command("patterns", PATTERN_EXAMPLES, _GROUPS)
 @_source_options
-def patterns(in_json: bool, **source: Any) -> None:
+def print_patterns(in_json: bool, **source: Any) -> None:
     """Summarize the finished operations by category.
 
     For each category: the number of operations, their attempts and their success rate.

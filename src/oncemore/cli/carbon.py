@@ -1,4 +1,4 @@
-"""`oncemore report carbon` and `oncemore control autonomy`: energy and carbon of attempts, and the decisions beside them."""
+"""`oncemore report carbon` and `oncemore control autonomy`: measured figures, and decisions of matrices."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _format_figure(value: float | None, factor: float) -> str:
     default_command="show",
 )
 def autonomy() -> None:
-    """Show whether work runs, is slowed, paused or escalated, and why.
+    """Show whether work runs, is slowed, paused or escalated.
 
     A policy file with the sections `autonomy` or `carbon_budget` has a matrix. It is recorded when an attempt
     under that policy first begins. The default command is `show`.

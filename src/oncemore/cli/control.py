@@ -232,7 +232,7 @@ def signal(
 
 
 @store_command("approvals", "oncemore control approvals\noncemore control approvals --json")
-def approvals(engine: Engine) -> CommandReport:
+def list_approvals(engine: Engine) -> CommandReport:
     """List the runs that need an approval, and the approvals."""
     waiting, given = engine.approvals.list_waiting(), engine.approvals.list()
     return CommandReport(

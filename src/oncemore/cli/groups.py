@@ -47,8 +47,8 @@ oncemore store prune --older-than 90d
     cls=LazyGroup,
     modules={
         "list": "runs:runs",
-        "steps": "lists:steps",
-        "jobs": "lists:jobs",
+        "steps": "lists:list_steps_command",
+        "jobs": "lists:list_jobs_command",
         "submit": "step_commands:submit",
         "cancel": "step_commands:cancel",
         "rerun": "step_commands:rerun",
@@ -68,7 +68,7 @@ def runs() -> None:
     "workflow",
     cls=LazyGroup,
     modules={
-        "list": "lists:workflows",
+        "list": "lists:list_workflows_command",
         "signal": "control:signal",
         "schedules": "schedules:schedules",
         "queues": "schedules:queues",
@@ -89,7 +89,7 @@ def workflow() -> None:
     modules={
         "switch": "control:switch",
         "approve": "control:approve",
-        "approvals": "control:approvals",
+        "approvals": "control:list_approvals",
         "dataset": "datasets:dataset",
         "roles": "roles:roles",
         "autonomy": "carbon:autonomy",
@@ -107,7 +107,7 @@ def control() -> None:
         "breakers": "limits:breakers",
         "cooldowns": "cooldowns:cooldowns",
         "rates": "limits:rates",
-        "budgets": "limits:budgets",
+        "budgets": "limits:list_budgets",
     },
     examples=LIMITS_EXAMPLES,
 )

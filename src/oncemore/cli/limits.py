@@ -128,7 +128,7 @@ def show_rate(engine: Engine, name: str) -> CommandReport:
 
 
 @store_command("budgets", "oncemore limits budgets\noncemore limits budgets --json")
-def budgets(engine: Engine) -> CommandReport:
+def list_budgets(engine: Engine) -> CommandReport:
     """List the retry budgets of providers.
 
     A retry costs a token; a success earns a part of one. Without tokens, failures are not retried.

@@ -18,7 +18,7 @@ JOB_HEADS = ("job", "step", "state", "items", "done", "failed", "held", "deferre
 
 
 @store_command("steps", "oncemore runs steps\noncemore runs steps --json", opener="open_read_only")
-def steps(store: Store) -> CommandReport:
+def list_steps_command(store: Store) -> CommandReport:
     """List the steps of a store with the number of their runs by state."""
     from oncemore.queries.lists import list_steps
 
@@ -27,7 +27,7 @@ def steps(store: Store) -> CommandReport:
 
 
 @store_command("jobs", "oncemore runs jobs\noncemore runs jobs --json", opener="open_read_only")
-def jobs(store: Store) -> CommandReport:
+def list_jobs_command(store: Store) -> CommandReport:
     """List jobs (`step.map`), running ones first."""
     from oncemore.queries.lists import list_jobs
 
@@ -37,7 +37,7 @@ def jobs(store: Store) -> CommandReport:
 
 @store_command("list", "oncemore worker list\noncemore worker list --all --json", opener="open_read_only")
 @flag_option("--all with_ended", "Also list processes that have ended.")
-def workers(store: Store, with_ended: bool) -> CommandReport:
+def list_workers_command(store: Store, with_ended: bool) -> CommandReport:
     """List the processes that work on a store.
 
     A process whose lease has passed is shown as lost: its runs are free for other workers.
@@ -49,7 +49,7 @@ def workers(store: Store, with_ended: bool) -> CommandReport:
 
 
 @store_command("list", "oncemore workflow list\noncemore workflow list --json", opener="open_read_only")
-def workflows(store: Store) -> CommandReport:
+def list_workflows_command(store: Store) -> CommandReport:
     """List workflows that sleep or wait for a signal.
 
     `oncemore show RUN` has the sleeps, waits and signals of one workflow.

@@ -95,7 +95,7 @@ def _exit_while_running(engine: Engine, message: str, *values: object) -> NoRetu
 @click.group(
     "worker",
     cls=LazyGroup,
-    modules={"run": "worker:worker", "list": "lists:workers"},
+    modules={"run": "worker:worker", "list": "lists:list_workers_command"},
     examples=WORKER_EXAMPLES.rstrip() + "\noncemore worker list\n",
     default_command="run",
     takes_words=True,

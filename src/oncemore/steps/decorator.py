@@ -16,7 +16,7 @@ from oncemore.steps.context import CONTEXT
 from oncemore.steps.ops import ReconcileAnswer
 from oncemore.steps.options import NO_EFFECT, StepOptions
 from oncemore.steps.recorded_policies import plan_of_run
-from oncemore.steps.step import OUTCOME_ERRORS, has_ended
+from oncemore.steps.step import OUTCOME_ERRORS, get_run, has_ended
 from oncemore.steps.submit import SubmittedCalls
 from oncemore.workers.poll import KnownStep
 
@@ -98,14 +98,14 @@ class Step(SubmittedCalls[P, R]):
         try:
             self._call_sync(call.args, call.kwargs, None, call)
         except OUTCOME_ERRORS as error:
-            return self._run_or_error(error)
+            return get_run(error)
         return self._load_run(call)
 
     async def _run_async(self, call: PreparedCall) -> Run[Any]:
         try:
             await self._call_async(call.args, call.kwargs, None, call)
         except OUTCOME_ERRORS as error:
-            return self._run_or_error(error)
+            return get_run(error)
         return self._load_run(call)
 
     # Decisions of operators -------------------------------------------------------------------------

@@ -208,10 +208,8 @@ def approval_missing(plan: StepPlan, call: PreparedCall, run: RunRecord, objecti
 
 _SKIPPED: Final[dict[str, str]] = {
     "SKIPPED_DUPLICATE": "it exists already, and is valid",
-    "SKIPPED_QUARANTINED": "it is in quarantine; an operator must release it: "
-    "oncemore limits cooldowns release {}",
-    "SKIPPED_TERMINAL": "it failed permanently; an operator must release it: "
-    "oncemore limits cooldowns release {}",
+    "SKIPPED_QUARANTINED": "it is in quarantine; release it: oncemore limits cooldowns release {}",
+    "SKIPPED_TERMINAL": "it failed permanently; release it: oncemore limits cooldowns release {}",
     "SKIPPED_BACKOFF": "it failed before, and is not requested until {}; call again then",
 }
 
