@@ -303,6 +303,7 @@ oncemore quarantine list
 oncemore breakers
 oncemore cooldowns list
 oncemore worker shop.orders
+oncemore dashboard
 oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
 """
 
@@ -352,6 +353,7 @@ oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
         "verify": "maintenance:verify",
         "check": "checks:check",
         "ledger": "ledger:ledger",
+        "dashboard": "dashboard:dashboard",
         "demo": "demo:demo",
     },
     examples=ROOT_EXAMPLES,

@@ -136,7 +136,7 @@ class Quarantine:
         if answer.outcome == "applied":
             # Raises for a value that cannot be encoded, before the decision is written.
             encode_result(answer.value)
-        plan = _make_settle_plan(run)
+        plan = make_recorded_plan(run)
         call = PreparedCall(entity, plan, cfg_hash=run.cfg_hash)
         try:
             run_decision(self._engine, operator_flow.settle_run(plan, call, settled, head))
@@ -168,14 +168,7 @@ class Quarantine:
         """Return a decision with the user that may make it; sensitive data and the gate need a reviewer."""
         if load_roles(self._engine) is None:
             return entity, decision
-        item = load_head(
-            self._engine.store, entity, self._engine.cipher, ITEM_KINDS[entity.partition("/")[0]]
-        )
-        # Events and artifacts have neither a dataset nor a hold of the gate.
-        name, held_for = getattr(item.record, "dataset", ""), getattr(item.record, "held_for", "")
-        dataset = load_dataset(self._engine, name)[1] if name else None
-        needs_reviewer = is_sensitive(dataset) or held_for in GATE_HOLDS.values()
-        needed = REVIEWER if needs_reviewer else OPERATOR
+        needed = find_needed_role(self._engine, entity)
         return entity, decision._replace(by=resolve_decider(self._engine, decision.by, needed=needed))
 
     def _release_artifact_too(self, entity: str, decision: OperatorDecision) -> tuple[Any, ...]:
@@ -239,6 +232,18 @@ class Quarantine:
                 yield item
 
 
+def find_needed_role(engine: Engine, entity: str) -> str:
+    """Return the role that a decision about an item needs: a reviewer for sensitive data and for the gate."""
+    kind = ITEM_KINDS.get(entity.partition("/")[0])
+    if kind is None:
+        raise UsageError(f"{entity!r:.80} is not an item; the kinds are {', '.join(ITEM_KINDS)}")
+    record = load_head(engine.store, entity, engine.cipher, kind).record
+    # Events and artifacts have neither a dataset nor a hold of the gate.
+    name, held_for = getattr(record, "dataset", ""), getattr(record, "held_for", "")
+    dataset = load_dataset(engine, name)[1] if name else None
+    return REVIEWER if is_sensitive(dataset) or held_for in GATE_HOLDS.values() else OPERATOR
+
+
 def _not_settleable_error(entity: str, run: Any) -> Exception:
     if not entity.startswith("run/"):
         return UsageError("only a run can be settled; release it, or reject it")
@@ -249,8 +254,8 @@ def _not_settleable_error(entity: str, run: Any) -> Exception:
     return stale_decision(entity, "it is not in quarantine any more")
 
 
-def _make_settle_plan(run: RunRecord) -> StepPlan:
-    """Return a plan to settle a run without importing its step."""
+def make_recorded_plan(run: RunRecord) -> StepPlan:
+    """Return the plan of a decision about a recorded run, made without importing its step."""
     return StepPlan(
         name=run.step,
         effect=run.effect,

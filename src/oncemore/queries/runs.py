@@ -34,7 +34,10 @@ WAITING_STATES = ("PENDING", "SOFT_FAIL")
 
 
 class RunFilter(Value):
-    """The runs to select; a field that is None matches every run. Times are those of the last change."""
+    """The runs to select; a field that is None matches every run. Times are those of the last change.
+
+    before  only runs whose last entry has a lower seq: the `seq` of the last row continues a list
+    """
 
     step: str | None = None
     state: str | None = None
@@ -46,6 +49,7 @@ class RunFilter(Value):
     until: float | None = None
     held: bool = False
     limit: int = 50
+    before: int | None = None
 
 
 class RunRow(Value):
@@ -121,8 +125,7 @@ def _read_heads(store: Store, wanted: RunFilter, state: str | None) -> Iterator[
         dataset=wanted.dataset,
         newest_first=True,
         after_seq=0 if wanted.since is None else find_seq(store, wanted.since),
-        # Two seconds more, because find_seq may stop a second early.
-        before_seq=None if wanted.until is None else find_seq(store, wanted.until + 2.0) + 1,
+        before_seq=_find_upper_seq(store, wanted),
         head_contains=words[0] if words else b"",
         body_contains=encode(wanted.error) if wanted.error else b"",
         limit=max(FIRST_PAGE, wanted.limit),
@@ -133,6 +136,13 @@ def _read_heads(store: Store, wanted: RunFilter, state: str | None) -> Iterator[
         if len(page) < query.limit:
             return
         query = query._replace(before_seq=page[-1].seq, limit=min(LARGEST_PAGE, 8 * query.limit))
+
+
+def _find_upper_seq(store: Store, wanted: RunFilter) -> int | None:
+    """Return the seq below which the last entry of a run must lie; None for no limit."""
+    # Two seconds more, because find_seq may stop a second early.
+    until = None if wanted.until is None else find_seq(store, wanted.until + 2.0) + 1
+    return min((seq for seq in (until, wanted.before) if seq is not None), default=None)
 
 
 def _matches_filter(row: RunRow, wanted: RunFilter) -> bool:

@@ -1,0 +1,194 @@
+"""Follow a log and count what happens in it: attempts, retries and ends per minute, and the running attempts.
+
+A counter reads every entry once, however often it is asked, so that a page of live numbers costs only the
+entries that came since. At its start it reads back as far as its window, at most `MAX_ENTRIES` entries; the
+field `counted_from` says how far that was.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+
+from oncemore._values import Value
+from oncemore.queries.alerts import RecentCounts
+from oncemore.queries.entries import find_seq, read_body
+from oncemore.queries.runs import error_class
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from oncemore.log.store import Entry, Store
+
+WINDOW_MINUTES = 60
+MAX_ENTRIES = 50_000
+#: The number of retries and ends that are kept with their time; older ones only count in their minute.
+MAX_MOMENTS = 100_000
+MAX_RUNNING = 100_000
+#: Reasons of ends by which an operation ran out of attempts, of time, or of its retry budget.
+EXHAUSTED_REASONS = frozenset(
+    {
+        "max_attempts_exceeded",
+        "retry_budget_empty",
+        "wait_beyond_deadline",
+        "retry_after_beyond_deadline",
+        "deadline_passed",
+    }
+)
+
+
+class MinuteCount(Value):
+    """The counts of one minute; `at` is its beginning in POSIX seconds."""
+
+    at: float
+    attempts: int = 0
+    retries: int = 0
+    completed: int = 0
+    failed: int = 0
+    held: int = 0
+
+
+class OngoingAttempt(Value):
+    """An attempt that has begun and not ended."""
+
+    key: str
+    step: str
+    number: int
+    worker: str
+    began_at: float
+
+
+class ActivityCounter:
+    """The counts of the last hour of one log, and its running attempts."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._lock = store, threading.Lock()
+        self._position = -1
+        self._minutes: dict[int, Counter[str]] = {}
+        self._retries: deque[float] = deque(maxlen=MAX_MOMENTS)
+        self._ends: deque[tuple[float, bool, str]] = deque(maxlen=MAX_MOMENTS)
+        self._running: dict[str, OngoingAttempt] = {}
+        self.counted_from = 0.0
+
+    def update(self) -> None:
+        """Count the entries that came since the last call."""
+        with self._lock:
+            if self._position < 0:
+                self._start()
+            last = self._store.wait_for_change(0, 0.0)
+            if last > self._position:
+                for entry in self._store.read_entries(after=self._position):
+                    self._add_entry(entry)
+                    self._position = entry.seq
+                    # Entries that are written meanwhile belong to the next call.
+                    if entry.seq >= last:
+                        break
+            self._forget_old_minutes()
+
+    def _start(self) -> None:
+        """Find the first entry to read, and the attempts that run already."""
+        now, last = self._store.now(), self._store.wait_for_change(0, 0.0)
+        self._position = max(find_seq(self._store, now - 60.0 * WINDOW_MINUTES), last - MAX_ENTRIES, 0)
+        self.counted_from = now - 60.0 * WINDOW_MINUTES
+        first = next(iter(self._store.read_entries(after=self._position)), None)
+        if self._position == last - MAX_ENTRIES and first is not None:
+            from oncemore.log.entry_codec import decode_header
+
+            self.counted_from = decode_header(first.header).at
+        self._running = _load_running(self._store)
+
+    def _add_entry(self, entry: Entry) -> None:
+        from oncemore.log.entry_codec import decode_header
+
+        if not entry.entity.startswith("run/"):
+            return
+        header = decode_header(entry.header)
+        marks, sets = header.marks, header.sets
+        state = sets.get("state", "")
+        minute = self._minutes.setdefault(int(header.at // 60), Counter())
+        if "INTENT" in marks:
+            minute["attempts"] += 1
+            if sets.get("attempt_count", 1) > 1:
+                minute["retries"] += 1
+                self._retries.append(header.at)
+            self._add_running(entry.entity, sets, header.at, header.fence)
+        elif state and state != "RUNNING":
+            self._running.pop(entry.entity, None)
+        if state in ("COMPLETE", "HARD_FAIL") or sets.get("held_for"):
+            self._add_end(entry, header.at, state, sets, minute)
+
+    def _add_running(self, entity: str, sets: dict[str, Any], at: float, fence: int) -> None:
+        known = self._running.get(entity)
+        # Only the first entry of a run names its step; a later attempt takes it from the head.
+        step = sets.get("step") or (known.step if known is not None else _load_step(self._store, entity))
+        if len(self._running) < MAX_RUNNING:
+            self._running[entity] = OngoingAttempt(
+                key=entity.removeprefix("run/"),
+                step=step,
+                number=sets.get("attempt", fence),
+                worker=sets.get("worker", known.worker if known is not None else ""),
+                began_at=at,
+            )
+
+    def _add_end(
+        self, entry: Entry, at: float, state: str, sets: dict[str, Any], minute: Counter[str]
+    ) -> None:
+        outcome = "held" if sets.get("held_for") else "completed" if state == "COMPLETE" else "failed"
+        minute[outcome] += 1
+        is_exhausted = sets.get("reason", "") in EXHAUSTED_REASONS
+        error = error_class(read_body(entry).get("error") or {}) if is_exhausted else ""
+        self._ends.append((at, is_exhausted, error))
+
+    def _forget_old_minutes(self) -> None:
+        oldest = int(self._store.now() // 60) - WINDOW_MINUTES
+        self._minutes = {minute: counts for minute, counts in self._minutes.items() if minute > oldest}
+
+    def list_minutes(self) -> tuple[MinuteCount, ...]:
+        """Return the counts of the last hour, one for each minute, oldest first."""
+        last = int(self._store.now() // 60)
+        with self._lock:
+            return tuple(
+                MinuteCount(at=60.0 * minute, **self._minutes.get(minute, {}))
+                for minute in range(last - WINDOW_MINUTES + 1, last + 1)
+            )
+
+    def count_recent(self, window_s: float) -> RecentCounts:
+        """Return the retries of the last minute and the ends of the last `window_s` seconds."""
+        now = self._store.now()
+        with self._lock:
+            ends = [end for end in self._ends if end[0] > now - window_s]
+            return RecentCounts(
+                retries=sum(at > now - 60.0 for at in self._retries),
+                ended=len(ends),
+                exhausted=sum(is_exhausted for _, is_exhausted, _ in ends),
+                error_classes=Counter(error for _, is_exhausted, error in ends if is_exhausted),
+            )
+
+    def list_running(self) -> list[OngoingAttempt]:
+        """Return the running attempts, longest running first."""
+        with self._lock:
+            return sorted(self._running.values(), key=lambda attempt: attempt.began_at)
+
+
+def _load_running(store: Store) -> dict[str, OngoingAttempt]:
+    """Return the attempts that run now, from the heads of the store."""
+    from oncemore.log.entry_codec import decode_head
+    from oncemore.log.store import HeadQuery
+
+    running = {}
+    for head in store.list_heads(HeadQuery("run", state="RUNNING", limit=MAX_RUNNING)):
+        run = decode_head(head.head)
+        running[head.entity] = OngoingAttempt(
+            key=head.entity.removeprefix("run/"),
+            step=run.step,
+            number=run.attempt,
+            worker=run.worker,
+            began_at=run.started_at,
+        )
+    return running
+
+
+def _load_step(store: Store, entity: str) -> str:
+    head = store.load_head(entity)
+    return "" if head is None else head.by.step
