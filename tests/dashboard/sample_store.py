@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: Texts that run a script if one place forgets to escape them.
 HOSTILE_TEXTS = (
     "<script>window.hacked=1</script>",
-    "\"><img src=x onerror=\"window.hacked=1\">",
+    '"><img src=x onerror="window.hacked=1">',
     "'><svg onload=window.hacked=1>",
     "</pre></script><script>window.hacked=1</script>",
     "javascript:window.hacked=1",
@@ -164,7 +164,9 @@ def _escalate(engine: Engine, mark: str) -> str:
 
 
 def _use_limits(engine: Engine, mark: str) -> None:
-    @oncemore.step(effect="idempotent", name=f"stac.load{mark}", policy="kfm-rules", provider=f"kfm-stac{mark}"[:60])
+    provider = f"kfm-stac{mark}"[:60]
+
+    @oncemore.step(effect="idempotent", name=f"stac.load{mark}", policy="kfm-rules", provider=provider)
     def load(item: int) -> None:
         raise oncemore.TransientError(f"HTTP 503 {mark}")
 

@@ -69,7 +69,7 @@ def reopen_recorded_run(engine: Engine, entity: str, run_id: str, *, by: str, re
     actor = authorize_actor(engine, by, run.dataset)
     decision = {"action": "rerun", "reason": text, "actor": actor}
     # The caller of the failed run has ended or gone on; the new run belongs to the operator.
-    kept = {name: opening[name] for name in ("arguments", "workflow") if name in opening}
+    kept: dict[str, Any] = {name: opening[name] for name in ("arguments", "workflow") if name in opening}
     body = {**kept, "actor": actor, "decision": decision}
     also = release_resources_of_run(engine, entity, {"decision": decision})
     record: RunRecord = run_decision(engine, _reopen_run(entity, run_id, body, also)).record

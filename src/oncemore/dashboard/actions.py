@@ -52,7 +52,7 @@ class ActionCall(Value):
         return str(self.fields.get(name, ""))
 
     @property
-    def decision(self) -> dict[str, str]:
+    def decision(self) -> dict[str, Any]:
         """The actor and the reason, as every operation takes them."""
         return {"by": self.user.name, "reason": self.text("reason")}
 

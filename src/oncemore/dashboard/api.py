@@ -19,7 +19,7 @@ from oncemore.control.approvals import ApprovalState, PendingApproval
 from oncemore.control.quarantine_items import QuarantineItem
 from oncemore.control.switches import ActiveSwitch
 from oncemore.dashboard.actions import ACTIONS, perform_action
-from oncemore.dashboard.pages import PageView, parse_number, parse_run_filter
+from oncemore.dashboard.pages import PageView, find_runs, parse_number, parse_run_filter
 from oncemore.errors import CallRefused, Error, NotPermitted, StaleDecision, StoreError, UsageError
 from oncemore.governance.escalations import Escalation
 from oncemore.limits.cooldown_rules import ResourceRecord
@@ -30,9 +30,10 @@ from oncemore.queries.ledger import CheckpointRow, RecordedDecision, list_checkp
 from oncemore.queries.limits import BreakerView, list_breakers, list_quotas
 from oncemore.queries.overview import StoreOverview, WorkerRow, list_workers, load_overview
 from oncemore.queries.recorded_policies import RecordedPolicyRow, list_recorded_policies
+from oncemore.queries.run_pages import RunPage
 from oncemore.queries.run_timeline import RunTimeline, load_timeline
 from oncemore.queries.run_tree import RunTree, load_tree
-from oncemore.queries.runs import RunRow, find_run, list_runs
+from oncemore.queries.runs import find_run
 from oncemore.queries.schedules import QueueView, ScheduleView, list_queues, list_schedules
 
 if TYPE_CHECKING:
@@ -72,10 +73,9 @@ def _load_overview(view: PageView) -> StoreOverview:
     return load_overview(dashboard.engine, dashboard.activity, dashboard.options.alert_limits)
 
 
-def _list_runs(view: PageView) -> list[RunRow]:
-    store = view.dashboard.engine.store
+def _load_run_page(view: PageView) -> RunPage:
     limit = parse_number(view.query, "limit", 1, LARGEST_LIMIT) or DEFAULT_LIMIT
-    return list_runs(store, parse_run_filter(view.query, store.now(), limit))
+    return find_runs(view, parse_run_filter(view.query, view.dashboard.engine.now(), limit))
 
 
 def _load_run(view: PageView) -> RunTimeline:
@@ -108,13 +108,20 @@ RUN_PARAMETERS = (
     ApiParameter("until", "changed at or before; the same forms"),
     ApiParameter("held", "1: only runs that wait for a person"),
     ApiParameter("limit", f"how many, up to {LARGEST_LIMIT}", "integer"),
-    ApiParameter("before", "continue a list: the seq of its last row", "integer"),
+    ApiParameter("before", "continue a list: the next_before of its last page", "integer"),
 )
 API_ROUTES = (
     ApiRoute(
         "/overview", "What happens now, and what is stuck", _load_overview, StoreOverview, is_list=False
     ),
-    ApiRoute("/runs", "Runs, most recently changed first", _list_runs, RunRow, parameters=RUN_PARAMETERS),
+    ApiRoute(
+        "/runs",
+        "A page of runs, most recently changed first",
+        _load_run_page,
+        RunPage,
+        is_list=False,
+        parameters=RUN_PARAMETERS,
+    ),
     ApiRoute("/runs/{run}", "Everything the log knows about a run", _load_run, RunTimeline, is_list=False),
     ApiRoute(
         "/runs/{run}/explanation",

@@ -69,6 +69,9 @@ class RenderedPage(Value):
 class Dashboard:
     """The dashboard of one store, as an ASGI application."""
 
+    engine: Engine
+    options: DashboardOptions
+
     def __init__(self, engine: Engine, options: DashboardOptions) -> None:
         check_limits(options.alert_limits)
         self.engine, self.options = engine, options
@@ -170,11 +173,10 @@ class Dashboard:
         regions: dict[str, str] = {}
 
         def make_region(name: str, caller: Callable[[], str]) -> Markup:
-            # `caller` is the block of the template, which has escaped its values.
-            regions[name] = str(caller())
-            return Markup('<div data-live="{name}">{html}</div>').format(
-                name=name, html=Markup(regions[name])
-            )
+            # The block of the template, with its values escaped: `format` does not escape it again.
+            html = caller()
+            regions[name] = str(html)
+            return Markup('<div data-live="{name}">{html}</div>').format(name=name, html=html)
 
         values = page.load(view)
         values |= {"region": make_region, "page": page, "notices": notices}
@@ -297,7 +299,8 @@ class Dashboard:
             user = await run_in_threadpool(self.options.identify, token)
         if user is None:
             values["fault"] = (
-                "This token is not valid, or its link was used already. Start the dashboard again for a new link."
+                "This token is not valid, or its link was used already. Start the dashboard again for "
+                "a new link."
             )
             return HTMLResponse(self._render("login.html", request.scope, None, values), 401)
         root = request.scope.get("root_path", "")

@@ -64,12 +64,16 @@ class DrawnMinute(Value):
 
 
 class DrawnDelay(Value):
-    """The range of one delay of a policy: from the shortest to the longest one, and the planned one."""
+    """The range of one delay of a policy: from the shortest to the longest one, and the planned one.
+
+    tuned_width  by how much tuning can lengthen the longest delay; 0 without tuning
+    """
 
     delay: DelayRange
     x: float
     width: float
     planned_x: float
+    tuned_width: float
 
 
 def draw_timeline(spans: Sequence[TimeSpan], now: float) -> DrawnTimeline:
@@ -131,6 +135,7 @@ def draw_delays(delays: Sequence[DelayRange]) -> tuple[DrawnDelay, ...]:
             x=100 * delay.low_s / top,
             width=max(MIN_BAR, 100 * (delay.high_s - delay.low_s) / top),
             planned_x=min(99.5, 100 * delay.planned_s / top),
+            tuned_width=100 * max(0.0, (delay.tuned_s or delay.high_s) - delay.high_s) / top,
         )
         for delay in delays
     )

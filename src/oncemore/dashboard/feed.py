@@ -54,7 +54,9 @@ class LiveFeed:
             while True:
                 yield number
                 async with self._round:
-                    await self._round.wait_for(lambda seen=number: self._round_number > seen)
+                    # The task that runs the rounds notifies every stream of a new number.
+                    while self._round_number == number:
+                        await self._round.wait()
                     number = self._round_number
         finally:
             self.stream_count -= 1

@@ -182,7 +182,7 @@ async def _read_body(receive: Receive) -> bytes | None:
         message = await receive()
         if message["type"] == "http.disconnect":
             return body
-        body += message.get("body", b"")
+        body += bytes(message.get("body", b""))
         if len(body) > MAX_BODY_BYTES:
             return None
         if not message.get("more_body", False):

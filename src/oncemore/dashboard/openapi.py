@@ -67,7 +67,7 @@ def describe_record(record: type) -> dict[str, Any]:
 
 
 def describe_annotation(annotation: str) -> dict[str, Any]:
-    """Return the JSON Schema of an annotation; an empty one, which permits everything, if it is not simple."""
+    """Return the JSON Schema of an annotation; an empty one, for every value, if it is not simple."""
     parts = [part.strip() for part in annotation.split("|")]
     known = [SIMPLE_TYPES.get(part) for part in parts if part != "None"]
     if not known or None in known:

@@ -14,9 +14,10 @@ from oncemore.errors import UsageError
 from oncemore.queries.explain import explain_run
 from oncemore.queries.overview import MAX_COUNTED, load_overview
 from oncemore.queries.proof_terms import list_proof_terms
+from oncemore.queries.run_pages import RunPage, list_running_rows, load_run_page
 from oncemore.queries.run_timeline import load_timeline
 from oncemore.queries.run_tree import load_tree
-from oncemore.queries.runs import RunFilter, complete_step_names, find_run, list_runs
+from oncemore.queries.runs import RunFilter, complete_step_names, find_run
 from oncemore.queries.times import parse_instant
 
 if TYPE_CHECKING:
@@ -79,7 +80,9 @@ def parse_run_filter(query: Mapping[str, str], now: float, limit: int = PAGE_SIZ
     state = words["state"].upper() if words["state"] else None
     if state is not None and state not in RUN_STATES:
         raise UsageError(f"state is {words['state']!r:.60}; the states are {', '.join(RUN_STATES)}")
-    times = {name: words[name] and parse_instant(words[name], now) for name in ("since", "until")}
+    since, until = (
+        None if text is None else parse_instant(text, now) for text in (words["since"], words["until"])
+    )
     return RunFilter(
         step=words["step"],
         state=state,
@@ -87,8 +90,8 @@ def parse_run_filter(query: Mapping[str, str], now: float, limit: int = PAGE_SIZ
         dataset=words["dataset"],
         tenant=words["tenant"],
         correlation=words["correlation"],
-        since=times["since"] or None,
-        until=times["until"] or None,
+        since=since,
+        until=until,
         held=words["held"] not in (None, "0", "false"),
         limit=limit,
         before=parse_number(query, "before", 1, 2**62),
@@ -109,12 +112,13 @@ def parse_number(query: Mapping[str, str], name: str, low: int, high: int) -> in
 def load_runs(view: PageView) -> PageValues:
     """Return one page of the list of runs."""
     store = view.dashboard.engine.store
-    wanted = parse_run_filter(view.query, store.now(), PAGE_SIZE + 1)
-    rows = list_runs(store, wanted)
+    wanted = parse_run_filter(view.query, store.now())
+    page = find_runs(view, wanted)
     given = {name: view.query[name] for name in FILTER_FIELDS if view.query.get(name, "").strip()}
-    older = urlencode({**given, "before": rows[PAGE_SIZE - 1].seq}) if len(rows) > PAGE_SIZE else ""
+    older = urlencode({**given, "before": page.next_before}) if page.next_before else ""
     return {
-        "rows": rows[:PAGE_SIZE],
+        "rows": page.rows,
+        "searched_to": page.searched_to,
         "wanted": wanted,
         "given": given,
         "older": older,
@@ -123,6 +127,15 @@ def load_runs(view: PageView) -> PageValues:
         "steps": complete_step_names(store, "")[:200],
         "command": _runs_command(given),
     }
+
+
+def find_runs(view: PageView, wanted: RunFilter) -> RunPage:
+    """Return one page of runs; running ones come from the counter, which knows them all."""
+    store, activity = view.dashboard.engine.store, view.dashboard.activity
+    if wanted.state == "RUNNING" and not wanted.held:
+        activity.update()
+        return list_running_rows(store, activity.list_running(), wanted)
+    return load_run_page(store, wanted)
 
 
 def _runs_command(given: Mapping[str, str]) -> str:

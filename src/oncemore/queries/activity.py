@@ -19,6 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from oncemore.log.record import RunRecord
     from oncemore.log.store import Entry, Store
 
 WINDOW_MINUTES = 60
@@ -149,7 +150,7 @@ class ActivityCounter:
         last = int(self._store.now() // 60)
         with self._lock:
             return tuple(
-                MinuteCount(at=60.0 * minute, **self._minutes.get(minute, {}))
+                MinuteCount(at=60.0 * minute, **dict(self._minutes.get(minute, Counter())))
                 for minute in range(last - WINDOW_MINUTES + 1, last + 1)
             )
 
@@ -178,7 +179,7 @@ def _load_running(store: Store) -> dict[str, OngoingAttempt]:
 
     running = {}
     for head in store.list_heads(HeadQuery("run", state="RUNNING", limit=MAX_RUNNING)):
-        run = decode_head(head.head)
+        run: RunRecord = decode_head(head.head)
         running[head.entity] = OngoingAttempt(
             key=head.entity.removeprefix("run/"),
             step=run.step,

@@ -6,6 +6,7 @@ All reads use an index or a limit, so that the answer takes the same time in a s
 from __future__ import annotations
 
 from oncemore._values import Value
+from oncemore.control.model import APPROVAL_NEEDED
 from oncemore.queries.alerts import AlertLimits, StoreAlert, find_alerts
 from oncemore.queries.doctor import OVERDUE_S
 from oncemore.queries.limits import list_breakers
@@ -169,16 +170,19 @@ HELD_TEXTS = {
         "It is unknown whether the attempt took effect.",
         "Look whether it did, then settle it.",
     ),
-    "approval_needed": ("It waits for an approval.", "Approve or reject it."),
+    APPROVAL_NEEDED: ("It waits for an approval.", "Approve or reject it."),
     "poison": ("Its workers died again and again.", "Find out why before you run it again."),
 }
 
 
 def _describe_held(row: RunRow) -> AttentionItem:
     why, advice = HELD_TEXTS.get(
-        row.held_for, (f"It is held ({row.held_for}).", "Look at the evidence, then decide.")
+        row.held_for,
+        (f"It is held: {row.held_for.replace('_', ' ')}.", "Look at the evidence, then decide."),
     )
-    detail = f"{why} {row.error}: {row.message}" if row.error else why
+    # The message of an approval only repeats the reason.
+    has_message = row.message and row.held_for != APPROVAL_NEEDED
+    detail = f"{why} {row.message}" if has_message else why
     return AttentionItem("held", row.run_id, row.step, detail, row.changed, advice)
 
 
@@ -186,7 +190,8 @@ def _describe_escalation(escalation: object) -> AttentionItem:
     from oncemore.governance.escalations import Escalation
 
     assert isinstance(escalation, Escalation)
-    detail = f"{escalation.kind} for {escalation.role}: {escalation.cause}"
+    kind, cause = (text.replace("_", " ") for text in (escalation.kind.lower(), escalation.cause))
+    detail = f"{kind.capitalize()} for the {escalation.role}: {cause}."
     return AttentionItem(
         kind="escalation",
         subject=escalation.id,

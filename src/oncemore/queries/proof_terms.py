@@ -77,7 +77,9 @@ def _delay_terms(proof: Mapping[str, Any], terms: Mapping[str, Any]) -> Iterator
 
 def _tuning_terms(tuned: Mapping[str, Any]) -> Iterator[ProofTerm]:
     yield ProofTerm(
-        "carbon and price", f"times {tuned['stretch']:g}", f"carbon {tuned['carbon']:g}, price {tuned['price']:g}"
+        "carbon and price",
+        f"times {tuned['stretch']:g}",
+        f"carbon {tuned['carbon']:g}, price {tuned['price']:g}",
     )
     yield ProofTerm("deadline risk", f"times {1 - tuned['risk']:g}", f"risk {tuned['risk']:g}")
     missing = ", ".join(tuned.get("missing") or ())
@@ -106,5 +108,5 @@ def _decision_terms(proof: Mapping[str, Any]) -> Iterator[ProofTerm]:
     yield ProofTerm(
         "policy",
         f"{policy.get('name', '')} version {policy.get('version', '')}",
-        str(policy.get("digest", "")),
+        str(policy.get("digest", ""))[:12],
     )

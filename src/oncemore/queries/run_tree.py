@@ -13,6 +13,7 @@ from oncemore.queries.entries import read_body
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from oncemore.log.record import RunRecord
     from oncemore.log.store import Store
 
 #: The number of log entries that are searched for called runs, and of callers that are followed upwards.
@@ -54,7 +55,7 @@ def load_tree(store: Store, key: str) -> RunTree:
             continue
         from oncemore.log.entry_codec import decode_head
 
-        run = decode_head(head.head)
+        run: RunRecord = decode_head(head.head)
         nodes.append(RunNode(depth, current, run.run_id, run.step, run.state, current == key))
         stack += [(child, depth + 1) for child in reversed(children.get(current, ()))]
     return RunTree(tuple(nodes), is_complete and not stack)
