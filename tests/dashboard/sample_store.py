@@ -70,17 +70,19 @@ def _run_retries(mark: str) -> tuple[str, str]:
     def confirm(order: str, text: str) -> dict[str, Any]:
         attempt = oncemore.current()
         attempt.emit(f"order.confirmed{mark}"[:200], {"order": order, "text": text})
-        attempt.put(b"a receipt", name=f"receipt{mark}.txt")
+        # A digit in front: the name of an artifact is also the name of a file.
+        for number, name in enumerate(HOSTILE_TEXTS if mark else ("receipt.txt",)):
+            attempt.put(b"a receipt", name=f"{number}{name}")
         return {"order": order, "text": text}
 
     @oncemore.step(effect="idempotent", name=f"stac.poll{mark}", policy=QUICK, provider="stac-api")
     def poll(day: str) -> dict[str, int]:
         calls["n"] += 1
         if calls["n"] < 3:
-            raise ConnectionError(f"connection refused {mark}")
+            raise ConnectionError("connection refused " + (" ".join(HOSTILE_TEXTS) if mark else ""))
         return {"items": 128}
 
-    first = confirm.run("A-17", mark or "thank you")
+    first = confirm.run("A-17", " ".join(HOSTILE_TEXTS) if mark else "thank you")
     return first.run_id, poll.run("2026-11-17").run_id
 
 
@@ -164,7 +166,8 @@ def _escalate(engine: Engine, mark: str) -> str:
 
 
 def _use_limits(engine: Engine, mark: str) -> None:
-    provider = f"kfm-stac{mark}"[:60]
+    # The name of a provider is part of the address of its policy, so that it cannot hold every character.
+    provider = "kfm-stac"
 
     @oncemore.step(effect="idempotent", name=f"stac.load{mark}", policy="kfm-rules", provider=provider)
     def load(item: int) -> None:

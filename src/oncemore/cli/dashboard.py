@@ -112,6 +112,8 @@ def _create_app(engine: Any, options: dict[str, Any]) -> tuple[Any, str]:
             retries_per_minute=options["alert_retries"], exhausted_share=options["alert_exhausted"]
         ),
     )
+    # Counting the last hour of a large store takes a moment, which the first page would wait for.
+    app.activity.update()
     user = DashboardUser(options["by"] or read_process_user().name, options["role"])
     return app, app.create_link(user)
 
