@@ -18,6 +18,7 @@ import uvicorn
 from starlette.testclient import TestClient
 
 import oncemore
+from oncemore.cli.dashboard import _end_streams_before
 from oncemore.dashboard import DashboardUser, create_app
 from tests.dashboard.sample_store import SampleRuns, fill_store
 from tests.fixtures import _isolated
@@ -61,12 +62,14 @@ def serve(app: Any) -> Iterator[str]:
         started = threading.Event()
         # uvicorn tells nobody that it has started; its own method is called once it listens.
         server.startup = _notify_after(server.startup, started)  # type: ignore[method-assign]
+        server.shutdown = _end_streams_before(server.shutdown, app)  # type: ignore[method-assign]
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         assert started.wait(30)
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         server.should_exit = True
         thread.join(30)
+        assert not thread.is_alive()
 
 
 def _notify_after(startup: Callable[..., Any], started: threading.Event) -> Callable[..., Any]:

@@ -100,7 +100,7 @@ def test_a_run_page_tells_why_an_attempt_waited(tmp_path: Path, open_page: OpenP
         oncemore.current().emit("polled", {"day": day})
         return "done"
 
-    with oncemore.testing.FakeClock(), oncemore.open(tmp_path / "log.db") as engine:
+    with oncemore.testing.FakeClock(), oncemore.open(tmp_path / "log.db", max_inline_wait_s=120) as engine:
         run = poll.run("2026-11-17")
         app = create_app(engine)
         with serve(app) as url:

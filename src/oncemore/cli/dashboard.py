@@ -91,8 +91,23 @@ def dashboard(store: str | None, **options: Any) -> int:
             config = uvicorn.Config(
                 app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=1
             )
-            uvicorn.Server(config).run(sockets=[listener])
+            server = uvicorn.Server(config)
+            server.shutdown = _end_streams_before(server.shutdown, app)  # type: ignore[method-assign]
+            server.run(sockets=[listener])
     return 0
+
+
+def _end_streams_before(shutdown: Any, app: Any) -> Any:
+    """Return the shutdown of a server that first ends the streams of open pages.
+
+    uvicorn would wait for them until its time limit, and log each as an error.
+    """
+
+    async def end_streams_and_shut_down(sockets: Any = None) -> None:
+        await app.feed.end_streams()
+        await shutdown(sockets)
+
+    return end_streams_and_shut_down
 
 
 def _create_app(engine: Any, options: dict[str, Any]) -> tuple[Any, str]:

@@ -98,7 +98,7 @@ class Dashboard:
     @cached_property
     def activity(self) -> ActivityCounter:
         """The counts of the last hour, shared by all pages."""
-        return ActivityCounter(self.engine.store)
+        return ActivityCounter(self.engine)
 
     @cached_property
     def feed(self) -> LiveFeed:
@@ -107,7 +107,7 @@ class Dashboard:
 
     @cached_property
     def _decisions(self) -> DecisionList:
-        return DecisionList(self.engine.store)
+        return DecisionList(self.engine)
 
     def list_decisions(self) -> list[RecordedDecision]:
         """Return the last decisions of people, newest first."""
@@ -237,7 +237,7 @@ class Dashboard:
     async def _follow_page(
         self, request: Request, page: PageRoute, view: PageView, address: str
     ) -> AsyncIterator[str]:
-        sent: dict[str, str] = {}
+        sent: dict[str, str] | None = None
         session = request.state.access.session
         # One rendering serves all users of a role: the form token of each is put in afterwards.
         key = (address, view.user.role)
@@ -252,10 +252,11 @@ class Dashboard:
             except Error as error:
                 yield encode_event("problem", json.dumps(str(error)))
                 continue
-            changed = find_changed_regions(sent, regions)
-            sent = regions
+            changed = find_changed_regions(sent or {}, regions)
+            # The first event is sent in any case: it tells the browser that the page is live.
+            is_first, sent = sent is None, regions
             own = json.dumps(changed).replace(self._token_place, session.form_token if session else "")
-            yield encode_event("regions", own) if changed else KEEP_ALIVE
+            yield encode_event("regions", own) if changed or is_first else KEEP_ALIVE
 
     # Changes ------------------------------------------------------------------------------------------
 

@@ -42,6 +42,7 @@ class LiveFeed:
         self._task: asyncio.Task[None] | None = None
         self._rendered: dict[Hashable, tuple[int, asyncio.Task[Regions]]] = {}
         self._spent_s = 0.0
+        self._is_closed = False
         self.stream_count = 0
 
     async def follow_changes(self) -> AsyncIterator[int]:
@@ -55,9 +56,11 @@ class LiveFeed:
                 yield number
                 async with self._round:
                     # The task that runs the rounds notifies every stream of a new number.
-                    while self._round_number == number:
+                    while self._round_number == number and not self._is_closed:
                         await self._round.wait()
                     number = self._round_number
+                if self._is_closed:
+                    return
         finally:
             self.stream_count -= 1
             # Without pages the feed does not touch the store.
@@ -65,6 +68,12 @@ class LiveFeed:
                 self._task.cancel()
                 self._task = None
                 self._rendered.clear()
+
+    async def end_streams(self) -> None:
+        """End all streams, so that a server can stop without cutting them off."""
+        self._is_closed = True
+        async with self._round:
+            self._round.notify_all()
 
     async def render_once(self, number: int, page: Hashable, render: Callable[[], Regions]) -> Regions:
         """Return the parts of a page in a round; of all streams with the same page, one renders it."""

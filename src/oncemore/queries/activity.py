@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from oncemore.log.record import RunRecord
     from oncemore.log.store import Entry, Store
+    from oncemore.steps.engine import Engine
 
 WINDOW_MINUTES = 60
 MAX_ENTRIES = 50_000
@@ -63,14 +64,19 @@ class OngoingAttempt(Value):
 class ActivityCounter:
     """The counts of the last hour of one log, and its running attempts."""
 
-    def __init__(self, store: Store) -> None:
-        self._store, self._lock = store, threading.Lock()
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._lock = engine, threading.Lock()
         self._position = -1
         self._minutes: dict[int, Counter[str]] = {}
         self._retries: deque[float] = deque(maxlen=MAX_MOMENTS)
         self._ends: deque[tuple[float, bool, str]] = deque(maxlen=MAX_MOMENTS)
         self._running: dict[str, OngoingAttempt] = {}
         self.counted_from = 0.0
+
+    @property
+    def _store(self) -> Store:
+        # Asked for each time: an engine that was closed opens its store again.
+        return self._engine.store
 
     def update(self) -> None:
         """Count the entries that came since the last call."""

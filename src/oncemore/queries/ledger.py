@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from oncemore.governance.keys import VerifyKey
     from oncemore.governance.ledger_verify import LedgerReport
-    from oncemore.log.store import Entry, Store
+    from oncemore.log.store import Entry
     from oncemore.steps.engine import Engine
 
 #: The number of decisions that are kept, and of log entries that are searched for them at the start.
@@ -77,15 +77,15 @@ def list_checkpoints(engine: Engine) -> list[CheckpointRow]:
 class DecisionList:
     """The last decisions of people in a log; reads every entry once."""
 
-    def __init__(self, store: Store) -> None:
-        self._store, self._lock = store, threading.Lock()
-        self._position = max(0, store.wait_for_change(0, 0.0) - MAX_ENTRIES)
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._lock = engine, threading.Lock()
+        self._position = max(0, engine.store.wait_for_change(0, 0.0) - MAX_ENTRIES)
         self._decisions: deque[RecordedDecision] = deque(maxlen=MAX_DECISIONS)
 
     def read_decisions(self) -> list[RecordedDecision]:
         """Return the last decisions, newest first."""
         with self._lock:
-            for entry in self._store.read_entries(after=self._position):
+            for entry in self._engine.store.read_entries(after=self._position):
                 self._position = entry.seq
                 # Most entries are no decisions; the search in bytes is cheaper than decoding them.
                 if entry.body and b'"decision"' in entry.body:
