@@ -41,10 +41,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("retries", "steps"),
     (
         *("backoff", "control", "governance", "http", "inbox", "jitter", "maintenance", "messaging"),
+        *("migrate", "supply_chain"),
         *("open_engine", "outbox", "schedules", "telemetry", "workers", "workflows"),
     ),
     (PACKAGE,),
-    ("queries", "testing"),
+    ("queries", "simulate", "testing"),
     ("profiles", "stepfunctions"),
     ("programs",),
     ("cli", "demo"),
@@ -68,6 +69,8 @@ UPWARD: dict[tuple[str, str], str] = {
     ("steps", "workers"): "`Step.map` and `Step.submit` hand runs to workers",
     ("steps", "maintenance"): "the engine offers backup, prune and erase as methods",
     ("steps", "open_engine"): "a step finds its engine in the settings",
+    ("steps", "telemetry"): "every attempt is measured, and its outcome is decided by signals",
+    ("config", "telemetry"): "the settings `energy` and `signals` are checked by their parsers",
     ("steps", "workflows"): "a run takes signals and shows its journal, and an attempt may wait",
     ("log", "artifacts"): "tagged JSON carries references to artifacts",
     ("log", "steps"): "building a write needs the operations of the flow",
@@ -94,13 +97,16 @@ PURE_FILES = {
     *("oncemore.limits.rate_rules", "oncemore.control.model", "oncemore.log.record"),
     *("oncemore.governance.dataset_model", "oncemore.governance.role_model"),
     *("oncemore.maintenance.lineage", "oncemore.maintenance.retention_rules"),
+    *("oncemore.telemetry.energy", "oncemore.telemetry.signal_values"),
     *("oncemore.workers.map_items", "oncemore.workers.turns"),
+    *("oncemore.queries.charts", "oncemore.queries.documents"),
+    *(f"oncemore.simulate.{name}" for name in ("assumed", "recorded_runs", "storm", "totals", "what_if")),
 }
 
 #: What a pure file may import of the standard library, and of us besides other pure files. Anything else
 #: could read a clock, draw random numbers, or touch a file, a thread or the network.
 PURE_IMPORTS = {
-    *("__future__", "bisect", "collections", "functools", "hashlib", "itertools", "json", "math"),
+    *("__future__", "bisect", "collections", "functools", "hashlib", "heapq", "itertools", "json", "math"),
     *("operator", "re", "string", "types", "unicodedata"),
     # The light inner parts of collections, hashlib and operator.
     *("_collections", "_operator", "_sha2", "_sha256"),

@@ -21,7 +21,8 @@ DECIDING = (
     "messaging/delivery.py", "messaging/driver.py", "messaging/inbox_flow.py", "messaging/message.py",
     "messaging/relay.py", "messaging/signature.py",
     "policy/*.py", "policy/files/*.py", "profiles/exoarmur/*.py", "programs/store_secret.py",
-    "retries/*.py", "schedules/*.py", "steps/*.py", "telemetry/*.py", "workers/*.py", "workflows/*.py",
+    "retries/*.py", "schedules/*.py", "simulate/*.py", "steps/*.py", "telemetry/*.py", "workers/*.py",
+    "workflows/*.py",
 )  # fmt: skip
 
 #: Files in these folders that are shown by tests with servers, clients and programs instead.

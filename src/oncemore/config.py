@@ -24,6 +24,8 @@ Arguments of `oncemore.open` override all of them.
     ledger_key         ONCEMORE_LEDGER_KEY         none; the file of the private key that signs checkpoints
     ledger_copy        ONCEMORE_LEDGER_COPY        none; the second place of checkpoints
     ledger_every_s     ONCEMORE_LEDGER_EVERY_S     3600; the interval at which a worker makes checkpoints
+    energy             ONCEMORE_ENERGY             cpu_time; how energy is measured; or a table
+    signals            ONCEMORE_SIGNALS            none; a table of the sources of signals
 
 Two settings concern `oncemore.retry` and policy files too, and come from the environment only:
 
@@ -94,6 +96,8 @@ class EngineSettings(Value):
     ledger_key: str = ""
     ledger_copy: str = ""
     ledger_every_s: float = LEDGER_EVERY_S
+    energy: str = ""
+    signals: str = ""
 
 
 #: The allowed texts of a setting, where not every text is allowed.
@@ -149,6 +153,8 @@ def load_settings(start: Path | None = None, given: Collection[str] = ()) -> Eng
             values[field] = _parse_value(field, text, variable)
         elif field in in_file and field == "notify":
             values[field] = _notify_setting(in_file[field], f"{file}: {field}", root)
+        elif field in in_file and field in ("energy", "signals"):
+            values[field] = _table_setting(field, in_file[field], f"{file}: {field}", root)
         elif field in in_file:
             values[field] = _parse_value(field, in_file[field], f"{file}: {field}")
             # Paths in a file are relative to it, and not to the working directory.
@@ -169,6 +175,18 @@ def _notify_setting(sinks: Any, where: str, root: Path) -> str:
     if isinstance(sinks, str):
         sinks = [sinks]
     return json.dumps([_resolve_path(each, root) for each in sinks])
+
+
+def _table_setting(field: str, table: Any, where: str, root: Path) -> str:
+    """Return a table of a file in the form of its variable: checked, as JSON, with absolute paths."""
+    import json
+
+    from oncemore.telemetry.energy import parse_model
+    from oncemore.telemetry.signal_sources import describe_sources, parse_sources
+
+    if field == "energy":
+        return json.dumps(parse_model(table, where)._asdict())
+    return json.dumps(describe_sources(parse_sources(table, where, root)))
 
 
 def _resolve_path(sink: Any, root: Path) -> Any:

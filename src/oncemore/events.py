@@ -308,6 +308,18 @@ class DeliveryFailed(Value):
     reason: str
 
 
+class DeliveryHeld(Value):
+    """An event of the outbox is not sent, because its dataset does not permit it any more.
+
+    It is sent when the dataset permits it again; `text` says what the dataset objects to.
+    """
+
+    topic: str
+    event_id: str
+    dataset: str
+    text: str
+
+
 #: The events of a run, and all events.
 RunEvent = (
     RunSubmitted
@@ -323,4 +335,4 @@ RunEvent = (
     | AttemptFailed
     | AttemptInterrupted
 )
-ProcessEvent = RunEvent | BreakerChanged | ConfigDrifted | StoreSizeExceeded | DeliveryFailed
+ProcessEvent = RunEvent | BreakerChanged | ConfigDrifted | StoreSizeExceeded | DeliveryFailed | DeliveryHeld

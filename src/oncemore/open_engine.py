@@ -40,6 +40,9 @@ from oncemore.log.open_store import make_store_opener
 from oncemore.maintenance.size_warning import DEFAULT_LIMITS, SizeLimits
 from oncemore.steps.engine import Engine
 from oncemore.steps.entered_engine import current_engine
+from oncemore.telemetry.energy import parse_model
+from oncemore.telemetry.meter import TelemetrySettings
+from oncemore.telemetry.signal_sources import describe_sources, parse_sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -67,6 +70,8 @@ def open(  # noqa: A001 - read as oncemore.open
     warn_wal_mb: float | None = None,
     warn_left_mb: float | None = None,
     control: Any = None,
+    energy: Mapping[str, Any] | str | None = None,
+    signals: Mapping[str, Any] | None = None,
 ) -> Engine:
     """Return an engine on a store; nothing is opened or created before it is used.
 
@@ -74,8 +79,7 @@ def open(  # noqa: A001 - read as oncemore.open
     lease_s            how long this process holds its runs after its last heartbeat (60)
     max_inline_wait_s  the longest wait that a call sits out; a run that is due later raises `Deferred` (60)
     on_event           called with each event of interest about a call (`config_drift`, `circuit`)
-    artifacts          the storage of artifacts: a folder (artifacts/ beside the log's file), or object
-                       storage (s3://bucket/prefix)
+    artifacts          the folder of artifacts (artifacts/ beside the log's file), or s3://bucket/prefix
     notify             receivers of notifications about quarantined runs and permanent failures: sinks, or
                        their addresses (`messaging.sink_urls`)
     notify_every_s     the time window in which a receiver gets at most two notifications about one step and
@@ -86,10 +90,11 @@ def open(  # noqa: A001 - read as oncemore.open
                        `EarlierBodies()` among them, plain bodies are read too
     restored_copy      "hold": on a copied or restored store only `pure` steps run before an operator has
                        acknowledged it; "trust": the copy counts as the original
-    warn_…_mb          sizes at which a warning is logged once: the store (10240), its write-ahead file if it
-                       cannot be emptied (256), the free disk space (256); 0 for no warning
+    warn_…_mb          sizes at which a warning is logged once: the store, its write-ahead file, the free disk
+                       space (10240, 256, 256); 0 for no warning
     control            a second source of switches and approvals: nats://host:port/bucket; it is asked before
                        every attempt, and an attempt does not begin without its answer
+    energy, signals    how energy is measured, and sources of grid intensity, price and load: tables
     """
     if not isinstance(url, str | os.PathLike):
         raise UsageError(f"url is {describe_value(url)}; it takes a text or a path")
@@ -98,10 +103,8 @@ def open(  # noqa: A001 - read as oncemore.open
     engine = Engine(
         _with_artifacts(opens, shown_url, place),
         shown_url,
-        lease_s=LEASE_S if lease_s is None else parse_number("lease_s", lease_s, "lease_s"),
-        inline_wait_s=INLINE_WAIT_S
-        if max_inline_wait_s is None
-        else parse_number("max_inline_wait_s", max_inline_wait_s, "max_inline_wait_s"),
+        lease_s=_parse_seconds("lease_s", lease_s, LEASE_S),
+        inline_wait_s=_parse_seconds("max_inline_wait_s", max_inline_wait_s, INLINE_WAIT_S),
         on_event=None if on_event is None else make_step_listener(on_event),
         place=place,
         notices=_make_notifier(
@@ -118,6 +121,7 @@ def open(  # noqa: A001 - read as oncemore.open
             )
         ),
         control=_open_external_switches(control),
+        telemetry=TelemetrySettings(parse_model(energy), parse_sources(signals)),
     )
     if shown_url != MEMORY:
         where = None if artifacts is None else _absolute_artifact_url(str(os.fspath(artifacts)))
@@ -136,10 +140,16 @@ def open(  # noqa: A001 - read as oncemore.open
                 "warn_wal_mb": warn_wal_mb,
                 "warn_left_mb": warn_left_mb,
                 "control": control,
+                "energy": energy,
+                "signals": describe_sources(engine.telemetry.signals),
             },
         )
         engine.reopen = partial(open, engine.open_arguments[0], **engine.open_arguments[1])
     return engine
+
+
+def _parse_seconds(name: str, given: float | None, default: float) -> float:
+    return default if given is None else parse_number(name, given, name)
 
 
 def _absolute_artifact_url(place: str) -> str:
@@ -250,6 +260,8 @@ def engine_from_settings(settings: EngineSettings) -> Engine:
         warn_wal_mb=settings.warn_wal_mb,
         warn_left_mb=settings.warn_left_mb,
         control=settings.control or None,
+        energy=_parse_table(settings.energy, "energy"),
+        signals=_parse_table(settings.signals, "signals"),
     )
     for engine in _known.values():
         if _engine_cache_key(engine) == _engine_cache_key(new):
@@ -278,7 +290,8 @@ def _engine_cache_key(engine: Engine) -> tuple[Any, ...]:
     notified = notifier and (tuple(notifier.sinks), notifier.every_s, notifier.about)
     codecs = engine.cipher and engine.cipher.all_codecs
     external_id = engine.permissions.external_id
-    return engine.url, engine.lease_s, engine.inline_wait_s, place, notified, codecs, external_id
+    identity = (engine.url, engine.lease_s, engine.inline_wait_s, place, notified, codecs, external_id)
+    return *identity, engine.telemetry
 
 
 def _parse_notify(setting: str) -> Any:
@@ -291,6 +304,18 @@ def _parse_notify(setting: str) -> Any:
         return json.loads(setting)
     except ValueError as fault:
         raise UsageError(f"{NAMES['notify']} is not a list in JSON: {fault}") from None
+
+
+def _parse_table(setting: str, field: str) -> Any:
+    """Return the table of a setting in JSON, or the text itself."""
+    if not setting.lstrip().startswith("{"):
+        return setting
+    import json
+
+    try:
+        return json.loads(setting)
+    except ValueError as fault:
+        raise UsageError(f"{NAMES[field]} is not a table in JSON: {fault}") from None
 
 
 def default_policy() -> str:

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncemore.cli.charts import MAX_ROWS, MIN_BAR_WIDTH, draw_chart, format_number, round_ticks
+from oncemore.cli.charts import MAX_ROWS, MIN_BAR_WIDTH, draw_chart
 from oncemore.cli.svg import render_svg
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import Policy
+from oncemore.queries.charts import format_number, round_ticks
 from oncemore.queries.policy_schedule import list_delays, sample_delays
 
 SVG = "{http://www.w3.org/2000/svg}"

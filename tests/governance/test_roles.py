@@ -11,7 +11,7 @@ import pytest
 
 import oncemore
 from oncemore.errors import NeedsReview, NotPermitted, PermanentError, Quarantined, StepFailed, UsageError
-from oncemore.governance import roles
+from oncemore.governance import identity as roles
 from oncemore.governance.role_model import ProcessUser
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def test_the_user_is_the_one_of_the_operating_system(monkeypatch: pytest.MonkeyP
 
 def test_a_store_without_roles_records_the_given_name(engine: Engine) -> None:
     assert engine.roles.list() == {}
-    assert engine.roles.identity()[1] == ""
+    assert engine.roles.identity().role == ""
     record = engine.datasets.register("public", care_label="Public", reason="first", by="steward")
     assert record.by == "steward"
 
@@ -194,5 +194,5 @@ def test_the_roles_are_those_of_the_store_wherever_the_command_runs(tmp_path: An
     assert "needs the role operator" in refused.stderr
     assert run("roles", "assign", "root", "reviewer", "--reason", "me").returncode != 0
     shown = run("roles", "list")
-    assert "reviewer: uid:999999" in shown.stdout
+    assert "reviewer  user  uid:999999" in shown.stdout
     assert "no role" in shown.stdout

@@ -15,7 +15,7 @@ from oncemore.log.memory import CompletedTicket, MemoryStore
 from oncemore.log.record import WorkerRecord
 from oncemore.log.store import Batch, Conflict
 from oncemore.steps.history import verify_chain
-from oncemore.steps.lease import RESERVED, HeartbeatThread, WorkerIdentity
+from oncemore.steps.lease import HeartbeatThread, WorkerIdentity
 
 
 class Time:
@@ -98,7 +98,7 @@ def test_attempts_are_counted_so_that_losers_of_a_race_leave_the_winner_its_own(
     assert not me.has_attempt("run/a", 1)
     assert me.reserve_slot()
     assert not me.finish_if_idle()
-    me.remove_attempt(RESERVED)
+    me.release_slot()
     assert me.finish_if_idle()
     assert not me.reserve_slot()
 

@@ -10,10 +10,10 @@ dots are the delays of sample runs.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from oncemore.policy.explain import format_seconds
+from oncemore.queries.charts import format_number, round_ticks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ def schedule_summary(graph: DelayGraph) -> str:
 
 
 def _write_svg(out: OutputWriter, graph: DelayGraph, svg: str) -> None:
-    # Imported here because `svg` imports the number formats of this module.
     from oncemore.cli.svg import render_svg
 
     text = render_svg(schedule_title(graph), schedule_summary(graph), graph.delays, graph.samples)
@@ -136,23 +135,3 @@ def _shorten_rows(rows: list[str]) -> list[str]:
     # The last rows stay, because they show the cap.
     first, last = rows[: MAX_ROWS - 6], rows[-5:]
     return [*first, f"… {len(rows) - len(first) - len(last)} delays not shown …", *last]
-
-
-def round_ticks(top: float, max_ticks: int) -> list[float]:
-    """Return at most `max_ticks` (but at least two) round numbers from 0 to the first at or above `top`."""
-    step = _round_step(top / max(1, max_ticks - 1)) if top > 0 else 1.0
-    count = max(1, math.ceil(top / step - 1e-9))
-    return [step * n for n in range(count + 1)]
-
-
-def _round_step(min_step: float) -> float:
-    power = 10.0 ** math.floor(math.log10(min_step))
-    return next(m * power for m in (1.0, 2.0, 2.5, 5.0, 10.0) if m * power >= min_step * (1 - 1e-9))
-
-
-def format_number(value: float) -> str:
-    """Return a number rounded to thousandths without trailing zeros: 670, 0.25, 21.214; 4e-05 if smaller."""
-    if value and abs(value) < 0.0005:
-        return f"{value:.1g}"
-    text = f"{value:.3f}"
-    return text.rstrip("0").rstrip(".")

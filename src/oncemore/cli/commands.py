@@ -294,6 +294,7 @@ oncemore demo
 oncemore exec --key report-2026-11 --effect idempotent -- ./monthly-report.sh
 oncemore runs --state HARD_FAIL --since 1d
 oncemore explain 0193a000 --attempt 3
+oncemore simulate --policy policies/quicker.yaml
 oncemore doctor
 oncemore policy list
 oncemore policy show kfm-loop
@@ -305,6 +306,7 @@ oncemore cooldowns list
 oncemore worker shop.orders
 oncemore dashboard
 oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
+oncemore lint src
 """
 
 
@@ -317,8 +319,12 @@ oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
         "show": "runs:show",
         "explain": "runs:explain",
         "replay": "replay:replay",
+        "simulate": "simulate:simulate",
+        "storm": "simulate:storm",
         "tail": "runs:tail",
         "audit": "audit:audit",
+        "report": "reports:report",
+        "alerts": "alerts:alerts",
         "doctor": "doctor:doctor",
         "health": "doctor:health",
         "policy": "policy:policy",
@@ -352,7 +358,9 @@ oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
         "sizes": "maintenance:sizes",
         "verify": "maintenance:verify",
         "check": "checks:check",
+        "migrate": "migrate:migrate",
         "ledger": "ledger:ledger",
+        "lint": "lint:lint",
         "dashboard": "dashboard:dashboard",
         "demo": "demo:demo",
     },

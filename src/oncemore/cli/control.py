@@ -18,6 +18,7 @@ from oncemore.cli.commands import (
     value_option,
     write_report,
 )
+from oncemore.cli.decisions import decision_options
 from oncemore.cli.params import DURATION, complete_runs
 
 TYPE_CHECKING = False
@@ -111,7 +112,7 @@ def _print_switches(out: OutputWriter, switches: Sequence[ActiveSwitch], moved_t
 )
 @_scope_options
 @reason_option
-@by_option
+@decision_options
 def on(engine: Engine, **decision: Any) -> CommandReport:
     """Turn a switch on: no new attempt starts."""
     active = engine.switches.on(**decision)
@@ -123,7 +124,7 @@ def on(engine: Engine, **decision: Any) -> CommandReport:
 @store_command("off", 'oncemore switch off --reason "the ledger is right again"')
 @_scope_options
 @reason_option
-@by_option
+@decision_options
 def off(engine: Engine, step: str, tenant: str, pipeline: str, reason: str, by: str | None) -> CommandReport:
     """Turn a switch off: waiting runs continue. Exit code 1 if it was not on."""
     from oncemore.control.model import switch_name
@@ -158,7 +159,7 @@ def _describe_scope(name: str) -> str:
 @flag_option("--revoke", "Withdraw an approval.")
 @value_option("--reason", "TEXT", "The reason; it is recorded.")
 @value_option("--expires", "TIME", "Validity: 1h, 3d; default: one day.", type=DURATION)
-@by_option
+@decision_options
 @store_option
 @json_option
 def approve(

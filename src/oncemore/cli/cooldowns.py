@@ -7,12 +7,12 @@ import click
 from oncemore.cli.commands import (
     CommandReport,
     LazyGroup,
-    by_option,
     choice_option,
     reason_option,
     store_command,
     value_option,
 )
+from oncemore.cli.decisions import decision_options
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def show(engine: Engine, resource: str) -> CommandReport:
 )
 @_resource_argument
 @reason_option
-@by_option
+@decision_options
 def release(engine: Engine, resource: str, reason: str, by: str | None) -> CommandReport:
     """Release a resource from its cooldown or quarantine.
 

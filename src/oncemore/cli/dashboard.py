@@ -112,9 +112,8 @@ def _end_streams_before(shutdown: Any, app: Any) -> Any:
 
 def _create_app(engine: Any, options: dict[str, Any]) -> tuple[Any, str]:
     """Return the dashboard and the path of the link that signs in the operator."""
-    from oncemore.dashboard import DashboardUser, create_app
-    from oncemore.governance.roles import read_process_user
-    from oncemore.queries.alerts import AlertLimits
+    from oncemore.dashboard import create_app
+    from oncemore.telemetry.alerts import AlertRules
 
     # Opened before the link is printed: a store that cannot be read ends the command with its own message.
     engine.store.now()
@@ -123,14 +122,34 @@ def _create_app(engine: Any, options: dict[str, Any]) -> tuple[Any, str]:
         hosts=[options["host"], *options["hosts"]],
         read_only=options["read_only"],
         audit_files=options["audit_files"],
-        alert_limits=AlertLimits(
+        alert_rules=AlertRules(
             retries_per_minute=options["alert_retries"], exhausted_share=options["alert_exhausted"]
         ),
     )
     # Counting the last hour of a large store takes a moment, which the first page would wait for.
     app.activity.update()
-    user = DashboardUser(options["by"] or read_process_user().name, options["role"])
-    return app, app.create_link(user)
+    return app, app.create_link(_find_user(engine, options))
+
+
+def _find_user(engine: Any, options: dict[str, Any]) -> Any:
+    """Return the user of the printed link; in a store with roles the user of this process has one there."""
+    from oncemore.dashboard import DashboardUser
+    from oncemore.errors import NotPermitted
+    from oncemore.governance.identity import ROLE_MISSING, load_roles, read_process_user
+    from oncemore.governance.role_model import find_role
+
+    user, roles = read_process_user(), load_roles(engine)
+    name, role = options["by"] or user.name, options["role"]
+    if roles is None:
+        return DashboardUser(name, role)
+    own = find_role(roles, user)
+    if not own:
+        raise NotPermitted(
+            f"{user.describe()} has no role in this store; a reviewer assigns one (oncemore roles assign)",
+            ROLE_MISSING,
+        )
+    # The option can only lower the role that the store knows.
+    return DashboardUser(user.name, min(own, role, key=ROLES.index))
 
 
 def _listen(host: str, port: int) -> Any:

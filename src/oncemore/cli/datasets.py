@@ -7,13 +7,13 @@ import click
 from oncemore.cli.commands import (
     CommandReport,
     LazyGroup,
-    by_option,
     choice_option,
     combine_options,
     reason_option,
     store_command,
     value_option,
 )
+from oncemore.cli.decisions import decision_options
 from oncemore.cli.params import PAIR
 
 TYPE_CHECKING = False
@@ -50,7 +50,7 @@ def dataset() -> None:
 
 
 _id_argument = click.argument("dataset_id", metavar="ID", help="Id of the dataset.")
-_decision_options = combine_options(_id_argument, reason_option, by_option)
+_decision_options = combine_options(_id_argument, reason_option, decision_options)
 _fields_option = value_option(
     "--set fields", "FIELD=VALUE", "A field of the dataset; may be repeated.", type=PAIR, multiple=True
 )
@@ -81,7 +81,7 @@ def show(engine: Engine, dataset_id: str) -> CommandReport:
 @store_command("load", 'oncemore dataset load datasets.yaml --reason "delivery of November"')
 @click.argument("file", metavar="FILE", help="YAML file with `datasets:` by id.")
 @reason_option
-@by_option
+@decision_options
 def load(engine: Engine, file: str, reason: str, by: str | None) -> CommandReport:
     """Register or change the datasets of a YAML file.
 

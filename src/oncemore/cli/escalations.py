@@ -7,7 +7,6 @@ import click
 from oncemore.cli.commands import (
     CommandReport,
     LazyGroup,
-    by_option,
     choice_option,
     flag_option,
     ids_option,
@@ -16,6 +15,7 @@ from oncemore.cli.commands import (
     store_command,
     value_option,
 )
+from oncemore.cli.decisions import decision_options
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def show(engine: Engine, escalation: str) -> CommandReport:
 @store_command("ack", 'oncemore escalations ack 01a1e211 --reason "the council has agreed"')
 @_id_argument
 @reason_option
-@by_option
+@decision_options
 def ack(engine: Engine, escalation: str, reason: str, by: str | None) -> CommandReport:
     """Acknowledge an escalation: record who has decided, and why. Exit code 1 if that was done before."""
     done = engine.escalations.acknowledge(escalation, reason=reason, by=by)

@@ -11,13 +11,13 @@ import click
 from oncemore.cli import params
 from oncemore.cli.commands import (
     WholeNumber,
-    by_option,
     choice_option,
     documented_command,
     flag_option,
     store_option,
     value_option,
 )
+from oncemore.cli.decisions import decision_options
 from oncemore.cli.output import OutputWriter
 from oncemore.cli.params import DURATION, PAIR, SIZE, format_span, parse_duration
 
@@ -109,7 +109,7 @@ OPTION_GROUPS = {
     "--settle", ("applied", "not-applied"), "Outcome of a lost attempt: applied, not-applied; needs --reason."
 )
 @value_option("--reason", "TEXT", "The reason; it is recorded.")
-@by_option
+@decision_options
 def exec_(command: tuple[str, ...], **options: Any) -> int:
     """Run a program once per key, with durable retries.
 

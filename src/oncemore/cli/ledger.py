@@ -201,6 +201,8 @@ def _print_verified(out: OutputWriter, report: LedgerReport) -> None:
     from oncemore.queries.times import format_time
 
     out.write_line(f"intact: {report.entries:,} entries of {report.entities:,} entities", "green")
+    if report.decisions:
+        out.write_line(f"{report.decisions:,} signed decisions are genuine")
     if not report.checkpoints:
         out.write_line(
             "no checkpoint: only the hash chains were checked (oncemore ledger checkpoint)", "yellow"
@@ -248,6 +250,8 @@ def _print_export_verified(out: OutputWriter, report: ExportVerification) -> Non
     )
     if report.outside:
         out.write_line(f"{report.outside} checkpoints from outside match")
+    if report.decisions:
+        out.write_line(f"{report.decisions:,} signed decisions are genuine")
     if report.bodies < report.entries:
         out.write_line(f"{report.entries - report.bodies:,} entries are without their bodies")
     if report.removed:

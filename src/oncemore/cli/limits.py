@@ -7,11 +7,11 @@ import click
 from oncemore.cli.commands import (
     CommandReport,
     LazyGroup,
-    by_option,
     choice_option,
     reason_option,
     store_command,
 )
+from oncemore.cli.decisions import decision_options
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def show(engine: Engine, name: str) -> CommandReport:
 )
 @_provider_argument
 @reason_option
-@by_option
+@decision_options
 def reset(engine: Engine, name: str, reason: str, by: str | None) -> CommandReport:
     """Close a circuit breaker before its cooldown ends.
 

@@ -201,7 +201,7 @@ def _make_question(attempt: int, facts: Mapping[str, Any]) -> PolicyQuestion:
 
 def _print_answer(out: OutputWriter, found: FoundPolicy, question: PolicyQuestion, proof: bool) -> None:
     """Print the decision with its explanation, or only its proof."""
-    from oncemore.cli.charts import format_number
+    from oncemore.queries.charts import format_number
     from oncemore.queries.policy_question import answer_question
 
     answer = answer_question(found.policy, question, quarantines=found.quarantines)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from oncemore.cli.charts import format_number
 from oncemore.policy.explain import format_seconds
+from oncemore.queries.charts import format_number
 from oncemore.queries.times import format_time
 
 TYPE_CHECKING = False

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from oncemore.cli.charts import format_number
 from oncemore.cli.policy_sheet import format_value, shortest_path
 from oncemore.policy.explain import format_seconds
+from oncemore.queries.charts import format_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from oncemore.cli.commands import (
     CommandReport,
     LazyGroup,
     WholeNumber,
-    by_option,
     choice_option,
     combine_options,
     documented_command,
@@ -25,6 +24,7 @@ from oncemore.cli.commands import (
     value_option,
     write_report,
 )
+from oncemore.cli.decisions import decision_options, identity_options
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ _decision_options = combine_options(
     value_option("--by", "NAME", "Name of the operator; it is recorded.", required=True),
     reason_option,
     value_option("--version", "N", "Decide only if the item still has this version.", type=WholeNumber(1)),
+    identity_options,
 )
 
 
@@ -138,7 +139,7 @@ def show(engine: Engine, item: str) -> CommandReport:
 @store_command("escalate", 'oncemore quarantine escalate 01a1e211 --reason "the item is broken"')
 @click.argument("run", metavar="RUN", help="Id or key of a run, or a unique prefix of one.")
 @reason_option
-@by_option
+@decision_options
 def escalate(engine: Engine, run: str, **decision: Any) -> CommandReport:
     """Open a ticket for a failed or quarantined run, or a CARE_ESCALATION if its data is sensitive."""
     from oncemore.queries.runs import find_run

@@ -18,6 +18,7 @@ from oncemore.cli.commands import (
     value_option,
     write_report,
 )
+from oncemore.cli.decisions import decision_options
 from oncemore.cli.params import DURATION, PAIR
 
 TYPE_CHECKING = False
@@ -56,9 +57,7 @@ def step_command(name: str, examples: str, *more: Callable[[Any], Any]) -> Calla
     more  the options that only this command has
     """
 
-    options = combine_options(
-        step_argument, pairs_argument, args_option, *more, by_option, store_option, json_option
-    )
+    options = combine_options(step_argument, pairs_argument, args_option, *more, store_option, json_option)
     return lambda function: documented_command(name, examples)(options(function))
 
 
@@ -92,6 +91,7 @@ def _print_run(run: Any, in_json: bool) -> int:
     "submit",
     SUBMIT_EXAMPLES,
     value_option("--in delay_s", "TIME", "Start after a delay: 90s, 5m, 1h30m.", type=DURATION),
+    by_option,
 )
 def submit(
     address: str,
@@ -114,7 +114,7 @@ def submit(
     return _print_run(_call_step("submit", address, pairs, args_json, store, at=at, by=by), in_json)
 
 
-@step_command("cancel", CANCEL_EXAMPLES, run_option, reason_option)
+@step_command("cancel", CANCEL_EXAMPLES, run_option, reason_option, decision_options)
 def cancel(in_json: bool, **options: Any) -> int:
     """Cancel work: no further attempt starts.
 
@@ -123,7 +123,7 @@ def cancel(in_json: bool, **options: Any) -> int:
     return _print_run(_call_step("cancel", **options), in_json)
 
 
-@step_command("rerun", RERUN_EXAMPLES, run_option, reason_option)
+@step_command("rerun", RERUN_EXAMPLES, run_option, reason_option, decision_options)
 def rerun(in_json: bool, **options: Any) -> int:
     """Run permanently failed work again.
 

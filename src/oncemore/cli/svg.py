@@ -7,28 +7,35 @@ shows no fact by color alone, draws its own background, and follows the reader's
 from __future__ import annotations
 
 from oncemore._values import Value
-from oncemore.cli.charts import format_number, round_ticks
+from oncemore.queries.charts import (
+    BASE_STYLE,
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    escape_xml,
+    format_number,
+    format_points,
+    open_svg,
+    render_text,
+    round_ticks,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from oncemore.queries.policy_schedule import DelayRange, SampleDelays
 
-WIDTH, HEIGHT = 720, 420
-LEFT, RIGHT, TOP, BOTTOM = 72, 24, 108, 64
 MAX_LABELS = 12
 
 STYLE = """
-text { font: 13px system-ui, sans-serif; fill: #24292f }
-.background { fill: #ffffff } .head { font-size: 17px; font-weight: 600 } .soft { fill: #57606a }
-.grid { stroke: #d0d7de; stroke-width: 1 } .axis { stroke: #57606a; stroke-width: 1 }
 .band { fill: #54aeff; fill-opacity: .28; stroke: #0969da; stroke-width: 1; stroke-dasharray: 2 3 }
 .plan { fill: none; stroke: #0550ae; stroke-width: 2.5 } .dot { fill: #0550ae }
 .run { fill: none; stroke: #9a6700; stroke-width: 1; stroke-opacity: .8 } .at { fill: #9a6700 }
 @media (prefers-color-scheme: dark) {
-  text { fill: #e6edf3 } .background { fill: #0d1117 } .soft { fill: #9198a1 }
-  .grid { stroke: #30363d } .axis { stroke: #9198a1 }
   .band { fill: #388bfd; fill-opacity: .3; stroke: #79c0ff }
   .plan { stroke: #a5d6ff } .dot { fill: #a5d6ff } .run { stroke: #e3b341 } .at { fill: #e3b341 }
 }
@@ -63,11 +70,11 @@ def render_svg(
     scale = round_ticks(max((delay.high_s for delay in delays), default=1.0), 7)
     frame = ChartFrame(len(delays), scale[-1])
     parts = [
-        *_render_header(heading, below, _describe_chart(heading, delays, samples)),
+        *open_svg(heading, below, _describe_chart(heading, delays, samples), style=BASE_STYLE + STYLE),
         *(
             _render_scale(frame, scale)
             if delays
-            else [_render_text(WIDTH / 2, HEIGHT / 2, "no retry: one attempt, no waits", "middle")]
+            else [render_text(WIDTH / 2, HEIGHT / 2, "no retry: one attempt, no waits", "middle")]
         ),
         *(_render_band(frame, delays) if delays else []),
         *(line for sample in samples if delays for line in _render_sample(frame, sample)),
@@ -76,19 +83,6 @@ def render_svg(
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
-
-
-def _render_header(heading: str, below: str, description: str) -> list[str]:
-    return [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
-        f'height="{HEIGHT}" role="img" aria-labelledby="title desc">',
-        f'<title id="title">{escape_xml(heading)}</title>',
-        f'<desc id="desc">{escape_xml(description)}</desc>',
-        f"<style>{STYLE}</style>",
-        f'<rect class="background" width="{WIDTH}" height="{HEIGHT}"/>',
-        _render_text(LEFT, 30, heading, "start", "head"),
-        _render_text(LEFT, 50, below, "start", "soft"),
-    ]
 
 
 def _describe_chart(heading: str, delays: Sequence[DelayRange], samples: Sequence[SampleDelays]) -> str:
@@ -113,16 +107,16 @@ def _render_scale(frame: ChartFrame, scale: Sequence[float]) -> list[str]:
         y = frame.y(seconds)
         lines.append(f'<line class="{"grid" if seconds else "axis"}" x1="{LEFT}" x2="{WIDTH - RIGHT}" '
                      f'y1="{y:.2f}" y2="{y:.2f}"/>')  # fmt: skip
-        lines.append(_render_text(LEFT - 8, y + 4, f"{format_number(seconds)} s", "end", "soft"))
+        lines.append(render_text(LEFT - 8, y + 4, f"{format_number(seconds)} s", "end", "soft"))
     # At most 20 numbers fit on the axis; of more attempts, every second, third… one has its number.
     every = max(1, -(-frame.waits // 20))
     lines += [
-        _render_text(frame.x(n), HEIGHT - BOTTOM + 20, f"{n}", "middle", "soft")
+        render_text(frame.x(n), HEIGHT - BOTTOM + 20, f"{n}", "middle", "soft")
         for n in range(1, frame.waits + 1)
         if (n - 1) % every == 0
     ]
     middle = LEFT + (WIDTH - LEFT - RIGHT) / 2
-    return [*lines, _render_text(middle, HEIGHT - BOTTOM + 38, "wait after attempt", "middle", "soft")]
+    return [*lines, render_text(middle, HEIGHT - BOTTOM + 38, "wait after attempt", "middle", "soft")]
 
 
 def _render_band(frame: ChartFrame, delays: Sequence[DelayRange]) -> list[str]:
@@ -134,7 +128,7 @@ def _render_band(frame: ChartFrame, delays: Sequence[DelayRange]) -> list[str]:
     else:
         upper = [(frame.x(delay.after), frame.y(delay.high_s)) for delay in delays]
         corners = upper + [(frame.x(delay.after), frame.y(delay.low_s)) for delay in reversed(delays)]
-    return [f'<polygon class="band" points="{_format_points(corners)}"/>']
+    return [f'<polygon class="band" points="{format_points(corners)}"/>']
 
 
 def _render_planned(frame: ChartFrame, delays: Sequence[DelayRange]) -> list[str]:
@@ -146,11 +140,11 @@ def _render_planned(frame: ChartFrame, delays: Sequence[DelayRange]) -> list[str
     ]
     # Right-aligned: the delays usually rise from the left, so the space to the left of a point is free.
     ranges = [
-        _render_text(frame.x(delay.after) + 10, frame.y(delay.high_s) - 10, _format_range(delay), "end")
+        render_text(frame.x(delay.after) + 10, frame.y(delay.high_s) - 10, _format_range(delay), "end")
         for delay in delays
         if len(delays) <= MAX_LABELS
     ]
-    return [f'<polyline class="plan" points="{_format_points(points)}"/>', *dots, *ranges]
+    return [f'<polyline class="plan" points="{format_points(points)}"/>', *dots, *ranges]
 
 
 def _format_range(delay: DelayRange) -> str:
@@ -163,7 +157,7 @@ def _render_sample(frame: ChartFrame, sample: SampleDelays) -> list[str]:
     # The title inside of the line is the tooltip in a browser.
     dots = [f'<circle class="at" cx="{x:.2f}" cy="{y:.2f}" r="2.5"/>' for x, y in points]
     return [
-        f'<polyline class="run" points="{_format_points(points)}"><title>seed '
+        f'<polyline class="run" points="{format_points(points)}"><title>seed '
         f"{escape_xml(sample.seed)}</title></polyline>",
         *dots,
     ]
@@ -174,31 +168,15 @@ def _render_legend(has_runs: bool) -> list[str]:
     y = 76
     lines = [
         f'<rect class="band" x="{LEFT}" y="{y - 9}" width="26" height="10"/>',
-        _render_text(LEFT + 32, y, "shortest to longest wait", "start", "soft"),
+        render_text(LEFT + 32, y, "shortest to longest wait", "start", "soft"),
         f'<line class="plan" x1="{LEFT + 200}" x2="{LEFT + 226}" y1="{y - 4}" y2="{y - 4}"/>',
         f'<circle class="dot" cx="{LEFT + 213}" cy="{y - 4}" r="4"/>',
-        _render_text(LEFT + 232, y, "planned", "start", "soft"),
+        render_text(LEFT + 232, y, "planned", "start", "soft"),
     ]
     if has_runs:
         lines += [
             f'<line class="run" x1="{LEFT + 306}" x2="{LEFT + 332}" y1="{y - 4}" y2="{y - 4}"/>',
             f'<circle class="at" cx="{LEFT + 319}" cy="{y - 4}" r="2.5"/>',
-            _render_text(LEFT + 338, y, "runs, by their seeds", "start", "soft"),
+            render_text(LEFT + 338, y, "runs, by their seeds", "start", "soft"),
         ]
     return lines
-
-
-def _format_points(corners: Iterable[tuple[float, float]]) -> str:
-    return " ".join(f"{x:.2f},{y:.2f}" for x, y in corners)
-
-
-def _render_text(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
-    styled = f' class="{kind}"' if kind else ""
-    return f'<text{styled} x="{x:.2f}" y="{y:.2f}" text-anchor="{anchor}">{escape_xml(text)}</text>'
-
-
-def escape_xml(text: str) -> str:
-    """Return text escaped for XML, without the characters that XML does not allow."""
-    # Control characters and lone surrogates are not allowed in XML 1.0, not even escaped.
-    allowed = "".join(c for c in text if c in "\t\n" or (c >= " " and not 0xD800 <= ord(c) <= 0xDFFF))
-    return allowed.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -16,8 +16,8 @@ from oncemore.control.moved_log import append_if_not_moved
 from oncemore.control.permits import approval_entity
 from oncemore.control.review import OperatorDecision, check_reason, resume_run, stale_decision
 from oncemore.errors import StaleDecision, UsageError
+from oncemore.governance.identity import authorize_decider, check_not_requester
 from oncemore.governance.role_model import REVIEWER
-from oncemore.governance.roles import check_not_requester, resolve_decider
 from oncemore.log.entry_codec import HELD, build_write, decode_head, decode_header, load_head, read_body
 from oncemore.log.record import NOWHERE, RecordChange, RunRecord
 from oncemore.log.store import HeadQuery, Stored
@@ -153,7 +153,7 @@ class Approvals:
 
     def revoke(self, run: Any, *, reason: str, by: str | None = None) -> ApprovalState:
         """Revoke an approval; an attempt that has begun under it may end."""
-        engine, actor = self._engine, resolve_decider(self._engine, by)
+        engine, decider = self._engine, authorize_decider(self._engine, by)
         text = check_reason(reason)
         entity = approval_entity(self._resolve_run(run))
         head = load_head(engine.store, entity, engine.cipher, Approval)
@@ -162,7 +162,7 @@ class Approvals:
                 f"there is no approval of {run} to revoke; oncemore approve --list shows them"
             )
         after = head.record._replace(state=REVOKED)
-        body = {"decision": {"action": "revoke", "reason": text, "actor": actor}}
+        body = {"decision": decider.make_decision(head, "revoke", text, engine.now())}
         _append_changes(engine, head, RecordChange(("APPROVAL", "DECISION"), head.record, after, body))
         return _approval_state(after, engine.now())
 
@@ -206,16 +206,20 @@ def grant_approval(
     """Append an approval, and in the same batch the entry that continues its waiting run."""
     now, run = engine.now(), head.record
     is_waiting = run is not None and run.held_for == APPROVAL_NEEDED
-    check_not_requester(engine, (head.body or {}).get("requester", "") if is_waiting else None)
-    by = resolve_decider(engine, by, needed=REVIEWER)
-    approval = build_approval(request, attempts, now, reason, by, expires)
+    decider = authorize_decider(engine, by, needed=REVIEWER)
+    check_not_requester(decider, (head.body or {}).get("requester", "") if is_waiting else None)
+    approval = build_approval(request, attempts, now, reason, decider.actor, expires)
     before = load_head(engine.store, approval_entity(request.run_entity), engine.cipher, Approval)
-    body = {"decision": {"action": "approve", "reason": approval.reason, "actor": approval.by}}
+    record = decider.make_decision(before, "approve", approval.reason, now, _describe_approval(approval, now))
+    body = {"decision": record}
     change = RecordChange(("APPROVAL", "DECISION"), before.record, approval, body)
     also: tuple[tuple[LoadedHead, RecordChange], ...] = ()
     # A step may be approved before its first call; then there is no run to continue.
     if is_waiting:
-        decision = OperatorDecision("approve", approval.by, approval.reason)
+        # A signature is over the whole record, so that the entry of the run then has all of it too.
+        signed = record if "signature" in record else {}
+        more = {name: part for name, part in signed.items() if name not in ("action", "reason", "actor")}
+        decision = OperatorDecision("approve", approval.by, approval.reason, more=more)
         also = ((head, resume_run(head, decision, now)),)
     _append_changes(engine, before, change, *also)
     return _approval_state(approval, now)
@@ -239,6 +243,14 @@ def build_approval(
         approved_at=now,
         **requested,
     )
+
+
+def _describe_approval(approval: Approval, now: float) -> dict[str, Any]:
+    """Return what an approval covers, for the record of its decision."""
+    covered = ("run_entity", "step", "effect", "input_hash", "cfg_hash", "policy", "last_attempt")
+    # Rounded: a signature elsewhere is made at another time, and must cover the same number.
+    valid_s = round(approval.expires_at - now, 3)
+    return {**{name: getattr(approval, name) for name in covered}, "valid_s": valid_s}
 
 
 def _append_changes(

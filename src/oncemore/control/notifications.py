@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from oncemore._values import Value
 from oncemore.config import NOTIFY_EVERY_S, NOTIFY_OF
 from oncemore.errors import StoreError, UsageError, log_warning
-from oncemore.log.entry_codec import decode_head
+from oncemore.log.entry_codec import build_event_write, decode_head
 from oncemore.log.group_commit import InterruptShield
 from oncemore.log.record import ArtifactRecord, EventRecord, RunRecord
+from oncemore.log.store import Batch, Conflict
 from oncemore.policy.canonical_json import canonical_digest, make_event_id
 from oncemore.steps.attempt import OURS
 
@@ -189,6 +190,31 @@ class Notifier:
             "next": _next_command(subject, ordinal),
         }
         return event, {**payload, "escalation": subject.escalation} if subject.escalation else payload
+
+    def write_alert(self, engine: Engine, kind: str, payload: dict[str, Any]) -> int:
+        """Write a notification of an alert for every sink; return how many sinks get one.
+
+        A sink gets at most one per kind of alert and window, also from several processes: the id follows from
+        both, and the store accepts an event once.
+        """
+        now, written = engine.now(), 0
+        for sink in self.sinks:
+            window = str(int(now // self.every_s)) if self.every_s else repr(now)
+            lane = f"notice/{canonical_digest({'sink': sink, 'alert': kind, 'window': window})[:32]}"
+            event = EventRecord(
+                state="PENDING",
+                topic=TOPIC_PREFIX + sink,
+                event_id=make_event_id(lane, 0, 0),
+                run_entity=lane,
+                created_at=now,
+            )
+            body = {"what": "alert", **payload, "notify_again_after": self._window_end(now) or None}
+            write = build_event_write((event, body), now, engine.cipher)
+            with InterruptShield():
+                written += not isinstance(engine.store.append(Batch((write,), {}, True)).wait(), Conflict)
+        if written:
+            self.wake_thread(engine)
+        return written
 
     # Delivering -------------------------------------------------------------------------------------
 

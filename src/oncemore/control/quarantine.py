@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from oncemore.control.permits import load_dataset
 from oncemore.control.quarantine_items import ITEM_KINDS, QuarantineItem, build_case, build_item
 from oncemore.control.review import (
     OperatorDecision,
@@ -20,9 +19,14 @@ from oncemore.control.review import (
     stale_decision,
 )
 from oncemore.errors import PolicyViolation, StaleDecision, UsageError
-from oncemore.governance.dataset_model import GATE_HOLDS, is_sensitive
-from oncemore.governance.role_model import OPERATOR, REVIEWER
-from oncemore.governance.roles import load_roles, resolve_decider
+from oncemore.governance.dataset_model import GATE_HOLDS
+from oncemore.governance.identity import (
+    authorize_decider,
+    find_needed_role,
+    is_deciding_by_credential,
+    load_roles,
+)
+from oncemore.governance.role_model import REVIEWER
 from oncemore.limits.cooldowns import release_resources_of_run
 from oncemore.log.entry_codec import HELD, load_head
 from oncemore.log.record import ArtifactRecord, EventRecord, RunRecord
@@ -125,7 +129,12 @@ class Quarantine:
         if type(answer) is not ReconcileAnswer or answer.outcome == "unknown":
             raise UsageError("settle takes oncemore.applied(value) or oncemore.not_applied()")
         target = self._resolve_target(item, make_decision("settle", by, reason, version))
-        entity, decision = self._authorize(*target)
+        # Raises for a value that cannot be encoded, before the decision is made.
+        entity, decision = (
+            target[0],
+            target[1]._replace(more=operator_flow.describe_answer(answer, encode_result)),
+        )
+        entity, decision = self._authorize(entity, decision)
         head = load_head(self._engine.store, entity, self._engine.cipher)
         run = head.record
         if type(run) is not RunRecord or run.held_for != OUTCOME_UNKNOWN:
@@ -133,9 +142,6 @@ class Quarantine:
         if stale := find_staleness(head, decision):
             raise stale
         settled = answer._replace(decision_body=decision.decision_body)
-        if answer.outcome == "applied":
-            # Raises for a value that cannot be encoded, before the decision is written.
-            encode_result(answer.value)
         plan = make_recorded_plan(run)
         call = PreparedCall(entity, plan, cfg_hash=run.cfg_hash)
         try:
@@ -165,11 +171,23 @@ class Quarantine:
             self._engine.notifier.wake_thread(self._engine)
 
     def _authorize(self, entity: str, decision: OperatorDecision) -> tuple[str, OperatorDecision]:
-        """Return a decision with the user that may make it; sensitive data and the gate need a reviewer."""
-        if load_roles(self._engine) is None:
+        """Return a decision with the identity that makes it; sensitive data and the gate need a reviewer."""
+        if load_roles(self._engine) is None and not is_deciding_by_credential():
             return entity, decision
-        needed = find_needed_role(self._engine, entity)
-        return entity, decision._replace(by=resolve_decider(self._engine, decision.by, needed=needed))
+        item = load_head(
+            self._engine.store, entity, self._engine.cipher, ITEM_KINDS[entity.partition("/")[0]]
+        )
+        needed = find_item_role(self._engine, item.record)
+        decider = authorize_decider(self._engine, decision.by, needed=needed)
+        if decider.signer is None:
+            return entity, decision._replace(by=decider.actor)
+        # A signature is about this version: the decision is refused if the item changes before it is stored.
+        details = decision.decision_body["decision"]
+        action, reason, _ = (details.pop(name) for name in ("action", "reason", "actor"))
+        signed = decider.make_decision(item, action, reason, self._engine.now(), details)
+        more = {**decision.more, "signature": signed["signature"]}
+        version = decision.version or item.version
+        return entity, decision._replace(by=decider.actor, version=version, more=more)
 
     def _release_artifact_too(self, entity: str, decision: OperatorDecision) -> tuple[Any, ...]:
         """Return the change that releases the artifact of a held run; raise if its bytes are still wrong."""
@@ -232,16 +250,14 @@ class Quarantine:
                 yield item
 
 
-def find_needed_role(engine: Engine, entity: str) -> str:
+def find_item_role(engine: Engine, record: Any) -> str:
     """Return the role that a decision about an item needs: a reviewer for sensitive data and for the gate."""
-    kind = ITEM_KINDS.get(entity.partition("/")[0])
-    if kind is None:
-        raise UsageError(f"{entity!r:.80} is not an item; the kinds are {', '.join(ITEM_KINDS)}")
-    record = load_head(engine.store, entity, engine.cipher, kind).record
-    # Events and artifacts have neither a dataset nor a hold of the gate.
-    name, held_for = getattr(record, "dataset", ""), getattr(record, "held_for", "")
-    dataset = load_dataset(engine, name)[1] if name else None
-    return REVIEWER if is_sensitive(dataset) or held_for in GATE_HOLDS.values() else OPERATOR
+    if getattr(record, "held_for", "") in GATE_HOLDS.values():
+        return REVIEWER
+    # Events and artifacts have the dataset of the run that they come from.
+    if isinstance(record, EventRecord | ArtifactRecord):
+        record = load_head(engine.store, record.run_entity, engine.cipher).record
+    return find_needed_role(engine, getattr(record, "dataset", ""))
 
 
 def _not_settleable_error(entity: str, run: Any) -> Exception:

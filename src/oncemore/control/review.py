@@ -49,6 +49,7 @@ class OperatorDecision(NamedTuple):
     action          release, reject, rerun, settle or approve
     version         the version of the item that the operator has seen; 0: any
     extra_attempts  attempts that the run gets beyond its budget
+    more            further parts of its record: what it covers, and its signature
     """
 
     action: str
@@ -56,12 +57,14 @@ class OperatorDecision(NamedTuple):
     reason: str
     version: int = 0
     extra_attempts: int = 0
+    more: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def decision_body(self) -> dict[str, Any]:
         """The body of the decision's entry in the log."""
         body: dict[str, Any] = {"action": self.action, "reason": self.reason, "actor": self.by}
-        return {"decision": {**body, "extra_attempts": self.extra_attempts} if self.extra_attempts else body}
+        extra = {"extra_attempts": self.extra_attempts} if self.extra_attempts else {}
+        return {"decision": {**body, **extra, **self.more}}
 
 
 def record_decision(

@@ -14,7 +14,7 @@ from oncemore.control.quarantine import make_recorded_plan
 from oncemore.control.review import check_reason
 from oncemore.errors import StaleDecision, UsageError
 from oncemore.governance.gate import check_not_blocked, find_open_review
-from oncemore.governance.roles import authorize_actor
+from oncemore.governance.identity import authorize_run_decider
 from oncemore.limits.cooldowns import release_resources_of_run
 from oncemore.log.entry_codec import load_head, new_uuid7
 from oncemore.log.record import RecordChange, RunRecord
@@ -28,6 +28,7 @@ from oncemore.steps.ops import NOW, AppendChange, EndCall, LoadHead, LoadPolicy
 if TYPE_CHECKING:
     from oncemore.log.record import LoadedHead
     from oncemore.steps.engine import Engine
+    from oncemore.steps.operator_flow import DecisionMaker
     from oncemore.steps.ops import Script
 
 #: Fields of a run that a new run of the key takes over; all others begin anew.
@@ -50,9 +51,12 @@ def cancel_recorded_run(engine: Engine, entity: str, run_id: str, *, by: str, re
             f"{run.step} {run.run_id} requests a resource with a cooldown; cancel it with its code: "
             f"oncemore cancel MODULE --run {run.run_id} --reason …"
         )
-    actor, plan = authorize_actor(engine, by, run.dataset), make_recorded_plan(run)
+    decider, plan = authorize_run_decider(engine, by, entity), make_recorded_plan(run)
     call = PreparedCall(entity, plan, cfg_hash=run.cfg_hash)
-    run_decision(engine, operator_flow.cancel_run(plan, call, text, actor))
+    script = operator_flow.cancel_run(
+        plan, call, text, lambda head, now: decider.make_decision(head, "cancel", text, now)
+    )
+    run_decision(engine, script)
     record: RunRecord = load_head(engine.store, entity, engine.cipher).record
     return record
 
@@ -66,13 +70,17 @@ def reopen_recorded_run(engine: Engine, entity: str, run_id: str, *, by: str, re
         raise UsageError(
             f"{run.step} {run_id}: its arguments are not in the log; run it with its code: {command}"
         )
-    actor = authorize_actor(engine, by, run.dataset)
-    decision = {"action": "rerun", "reason": text, "actor": actor}
+    decider = authorize_run_decider(engine, by, entity)
+    decision = {"action": "rerun", "reason": text, "actor": decider.actor}
     # The caller of the failed run has ended or gone on; the new run belongs to the operator.
     kept: dict[str, Any] = {name: opening[name] for name in ("arguments", "workflow") if name in opening}
-    body = {**kept, "actor": actor, "decision": decision}
+    body = {**kept, "actor": decider.actor}
+
+    def decide(head: LoadedHead, now: float) -> dict[str, Any]:
+        return decider.make_decision(head, "rerun", text, now)
+
     also = release_resources_of_run(engine, entity, {"decision": decision})
-    record: RunRecord = run_decision(engine, _reopen_run(entity, run_id, body, also)).record
+    record: RunRecord = run_decision(engine, _reopen_run(entity, run_id, body, also, decide)).record
     return record
 
 
@@ -87,7 +95,9 @@ def _load_run(engine: Engine, entity: str, run_id: str) -> RunRecord:
     return run
 
 
-def _reopen_run(entity: str, run_id: str, body: dict[str, Any], also: tuple[Any, ...]) -> Script:
+def _reopen_run(
+    entity: str, run_id: str, body: dict[str, Any], also: tuple[Any, ...], decide: DecisionMaker
+) -> Script:
     """Append the first entry of a new run, if the failed run is still the last one of its key."""
     refused = yield from refuse_if_moved(entity)
     if refused is not None:
@@ -117,7 +127,7 @@ def _reopen_run(entity: str, run_id: str, body: dict[str, Any], also: tuple[Any,
         created_at=now,
         not_before=now,
     )
-    change = RecordChange(("PENDING",), run, after, body)
+    change = RecordChange(("PENDING",), run, after, {**body, "decision": decide(head, now)})
     saved = yield from append_decision(entity, AppendChange(head, change, also=also, guards=guards))
     if type(saved) is EndCall:
         return saved

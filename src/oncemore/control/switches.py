@@ -27,15 +27,18 @@ from oncemore.control.moved_log import MAX_TRIES
 from oncemore.control.permits import load_switches
 from oncemore.control.review import check_reason
 from oncemore.errors import NotPermitted, StaleDecision, UsageError
-from oncemore.governance.roles import resolve_decider
+from oncemore.governance.identity import authorize_decider
 from oncemore.log.entry_codec import build_write, decode_header, load_head, read_body
 from oncemore.log.record import RecordChange
 from oncemore.log.store import Batch, Stored
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from oncemore.log.record import LoadedHead
     from oncemore.steps.engine import Engine
+
+    DecisionMaker = Callable[[LoadedHead, float], dict[str, Any]]
 
 
 class ActiveSwitch(Value):
@@ -79,8 +82,8 @@ class Switches:
         the switch is turned off. A switch that is on already keeps its actor, reason and time.
         """
         name = _checked_switch_name(step, tenant, pipeline)
-        text, actor = check_reason(reason), resolve_decider(self._engine, by)
-        details = {"by": actor, "reason": text, "at": self._engine.now()}
+        text, decider = check_reason(reason), authorize_decider(self._engine, by)
+        details = {"by": decider.actor, "reason": text, "at": self._engine.now()}
 
         def turn_on(control: SwitchBoard) -> SwitchBoard:
             _check_not_moved(control)
@@ -90,7 +93,9 @@ class Switches:
             return control if name in control.active else turn_switch_on(control, name, details)
 
         control = update_switches(
-            self._engine, turn_on, {"action": "on", "switch": name, "reason": text, "actor": actor}
+            self._engine,
+            turn_on,
+            lambda head, now: decider.make_decision(head, "on", text, now, {"switch": name}),
         )
         return _make_active_switch(name, control.active[name])
 
@@ -99,7 +104,7 @@ class Switches:
     ) -> bool:
         """Turn off a switch; return whether it was on."""
         name = _checked_switch_name(step, tenant, pipeline)
-        text, actor = check_reason(reason), resolve_decider(self._engine, by)
+        text, decider = check_reason(reason), authorize_decider(self._engine, by)
         was_on = False
 
         def turn_off(control: SwitchBoard) -> SwitchBoard:
@@ -110,8 +115,11 @@ class Switches:
             was_on = len(after.active) < len(control.active)
             return after
 
-        decision = {"action": "off", "switch": name, "reason": text, "actor": actor}
-        update_switches(self._engine, turn_off, decision)
+        update_switches(
+            self._engine,
+            turn_off,
+            lambda head, now: decider.make_decision(head, "off", text, now, {"switch": name}),
+        )
         return was_on
 
     def status(self) -> tuple[ActiveSwitch, ...]:
@@ -177,9 +185,12 @@ def _make_active_switch(name: str, details: dict[str, Any]) -> ActiveSwitch:
 
 
 def update_switches(
-    engine: Engine, update: Any, decision: dict[str, Any], extra_body: dict[str, Any] | None = None
+    engine: Engine, update: Any, make_decision: DecisionMaker, extra_body: dict[str, Any] | None = None
 ) -> SwitchBoard:
-    """Apply `update` to the switches of a log, again after each conflict; return the result."""
+    """Apply `update` to the switches of a log, again after each conflict; return the result.
+
+    make_decision  head and time → the record of the decision
+    """
     for _ in range(MAX_TRIES):
         head = load_head(engine.store, SWITCHES_ENTITY, engine.cipher, SwitchBoard)
         before: SwitchBoard | None = head.record
@@ -187,9 +198,10 @@ def update_switches(
         # No entry without a change: the history lists only changes.
         if after == (before or SwitchBoard()):
             return after
-        body = {"decision": decision, **(extra_body or {})}
+        now = engine.now()
+        body = {"decision": make_decision(head, now), **(extra_body or {})}
         change = RecordChange(("CONTROL", "DECISION"), before, after, body)
-        write = build_write(SWITCHES_ENTITY, head.version, head.hash, change, engine.now(), engine.cipher)
+        write = build_write(SWITCHES_ENTITY, head.version, head.hash, change, now, engine.cipher)
         if isinstance(engine.store.append(Batch((write,))).wait(), Stored):
             # The guard of an INTENT would detect the change too, but only after a refused write.
             engine.permissions.drop_cached()

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from oncemore.dashboard.app import Dashboard
-    from oncemore.queries.alerts import AlertLimits
     from oncemore.steps.engine import Engine
+    from oncemore.telemetry.alerts import AlertRules
 
 __all__ = ["DashboardUser", "create_app"]
 
@@ -33,19 +33,20 @@ def create_app(
     hosts: Sequence[str] = (),
     read_only: bool = False,
     audit_files: Sequence[str | PathLike[str]] = (),
-    alert_limits: AlertLimits | None = None,
+    alert_rules: AlertRules | None = None,
 ) -> Dashboard:
     """Return the dashboard of an engine's store as an ASGI application.
 
-    identify      returns the user of a token that was typed on the sign-in page or sent as a bearer token;
-                  None for a token that it does not know
+    identify      returns the user of a token that was typed on the sign-in page or sent as a bearer token,
+                  None for one that it does not know; without it the tokens of the store are asked
+                  (`oncemore roles token create`)
     user_of       returns the user of a request from its ASGI scope, for an application that signs users in
                   itself; None if the request has no user
     hosts         the names under which browsers reach the dashboard, beside the loopback names; a request
                   with another Host header is refused
     read_only     whether every change is refused, for every role
     audit_files   files of an `AuditFile` sink, for the page about categories
-    alert_limits  the rates above which the first page shows an alert
+    alert_rules   the rates above which the first page shows an alert
     """
     from oncemore.errors import MissingExtra
 
@@ -58,7 +59,7 @@ def create_app(
         ) from missing
     del _jinja2, _starlette
     from oncemore.dashboard.app import Dashboard, DashboardOptions
-    from oncemore.queries.alerts import AlertLimits
+    from oncemore.telemetry.alerts import AlertRules
 
     options = DashboardOptions(
         identify=identify,
@@ -66,6 +67,6 @@ def create_app(
         hosts=tuple(hosts),
         read_only=read_only,
         audit_files=tuple(str(file) for file in audit_files),
-        alert_limits=alert_limits or AlertLimits(),
+        alert_rules=alert_rules or AlertRules(),
     )
     return Dashboard(engine, options)

@@ -69,7 +69,11 @@ class DashboardAction(Value):
 
 def perform_action(dashboard: Dashboard, user: DashboardUser, action: DashboardAction, fields: Fields) -> str:
     """Check the fields of an action, make the change, and return a sentence about the result."""
-    return action.perform(ActionCall(dashboard, user, check_fields(action, fields)))
+    from oncemore.governance.identity import decide_as
+
+    # The holder of a token decides with the identity of the token; anyone else as the user of this process.
+    with decide_as(user.identity):
+        return action.perform(ActionCall(dashboard, user, check_fields(action, fields)))
 
 
 def check_fields(action: DashboardAction, fields: Fields) -> dict[str, Any]:
@@ -115,11 +119,17 @@ def _convert_field(field: ActionField, value: Any) -> Any:
 
 def _check_reviewer(call: ActionCall, entity: str) -> None:
     """Refuse a decision about sensitive data, or about a run that the gate holds, without a reviewer."""
-    from oncemore.control.quarantine import find_needed_role
+    from oncemore.control.quarantine import find_item_role
+    from oncemore.control.quarantine_items import ITEM_KINDS
     from oncemore.errors import NotPermitted
-    from oncemore.governance.roles import ROLE_MISSING
+    from oncemore.governance.identity import ROLE_MISSING
+    from oncemore.log.entry_codec import load_head
 
-    needed = find_needed_role(call.engine, entity)
+    kind = ITEM_KINDS.get(entity.partition("/")[0])
+    if kind is None:
+        raise UsageError(f"item is {entity!r:.80}; it takes run/KEY, artifact/REFERENCE or event/ID")
+    record = load_head(call.engine.store, entity, call.engine.cipher, kind).record
+    needed = find_item_role(call.engine, record)
     if not is_permitted(call.user.role, needed):
         raise NotPermitted(call.dashboard.explain_refusal(call.user, needed), ROLE_MISSING)
 
@@ -183,7 +193,7 @@ def acknowledge_escalation(call: ActionCall) -> str:
     """Acknowledge an escalation; one to the council needs a reviewer."""
     from oncemore.errors import NotPermitted
     from oncemore.governance.dataset_model import CARE_ESCALATION
-    from oncemore.governance.roles import ROLE_MISSING
+    from oncemore.governance.identity import ROLE_MISSING
 
     found = call.engine.escalations.show(call.text("escalation")).escalation
     needed = REVIEWER if found.kind == CARE_ESCALATION else OPERATOR

@@ -70,7 +70,7 @@ class ApiRoute(Value):
 
 def _load_overview(view: PageView) -> StoreOverview:
     dashboard = view.dashboard
-    return load_overview(dashboard.engine, dashboard.activity, dashboard.options.alert_limits)
+    return load_overview(dashboard.engine, dashboard.activity, dashboard.options.alert_rules)
 
 
 def _load_run_page(view: PageView) -> RunPage:

@@ -28,11 +28,11 @@ from oncemore.dashboard.page_table import NAVIGATION, PAGES
 from oncemore.dashboard.pages import PageRoute, PageView
 from oncemore.dashboard.request_rules import is_local_path
 from oncemore.dashboard.sessions import DashboardUser, SessionTable
-from oncemore.errors import Error, StoreError
+from oncemore.errors import Error, NotPermitted, StoreError
 from oncemore.governance.role_model import VIEWER, is_permitted
 from oncemore.queries.activity import ActivityCounter
-from oncemore.queries.alerts import AlertLimits, check_limits
 from oncemore.queries.ledger import DecisionList
+from oncemore.telemetry.alerts import AlertRules, check_rules
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -56,7 +56,7 @@ class DashboardOptions(Value):
     hosts: tuple[str, ...] = ()
     read_only: bool = False
     audit_files: tuple[str, ...] = ()
-    alert_limits: AlertLimits = AlertLimits()
+    alert_rules: AlertRules = AlertRules()
 
 
 class RenderedPage(Value):
@@ -73,7 +73,7 @@ class Dashboard:
     options: DashboardOptions
 
     def __init__(self, engine: Engine, options: DashboardOptions) -> None:
-        check_limits(options.alert_limits)
+        check_rules(options.alert_rules)
         self.engine, self.options = engine, options
         self.sessions = SessionTable()
         # Stands for the form token in pages that several streams share; random, so that no data contains it.
@@ -89,7 +89,7 @@ class Dashboard:
             lstrip_blocks=True,
         )
         self._templates.filters.update(FILTERS)
-        self._guarded = RequestGuard(self._build_app(), self.sessions, options)
+        self._guarded = RequestGuard(self._build_app(), self.sessions, options, self.identify)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; nothing answers before the guard has checked it."""
@@ -116,6 +116,18 @@ class Dashboard:
     def create_link(self, user: DashboardUser) -> str:
         """Return the path of a link that signs in a user once."""
         return f"/login?token={self.sessions.create_link(user)}"
+
+    def identify(self, token: str) -> DashboardUser | None:
+        """Return the user of a token: by the caller's function, else by the tokens of the store."""
+        if self.options.identify is not None:
+            return self.options.identify(token)
+        from oncemore.governance.identity import identify_token
+
+        try:
+            found = identify_token(self.engine, token)
+        except NotPermitted:
+            return None
+        return DashboardUser(found.name, found.role, found)
 
     def may_change(self, user: DashboardUser, needed: str = "operator") -> bool:
         """Return whether a user may make a change that needs a role."""
@@ -296,8 +308,8 @@ class Dashboard:
         if not token:
             return HTMLResponse(self._render("login.html", request.scope, None, values))
         user = self.sessions.redeem_link(token)
-        if user is None and self.options.identify is not None:
-            user = await run_in_threadpool(self.options.identify, token)
+        if user is None:
+            user = await run_in_threadpool(self.identify, token)
         if user is None:
             values["fault"] = (
                 "This token is not valid, or its link was used already. Start the dashboard again for "

@@ -11,6 +11,7 @@ import json
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote
 
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse
@@ -25,6 +26,8 @@ from oncemore.dashboard.request_rules import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -52,8 +55,14 @@ class RequestAccess(Value):
 class RequestGuard:
     """ASGI middleware that refuses requests which do not come from a signed-in user's own page."""
 
-    def __init__(self, app: ASGIApp, sessions: SessionTable, options: DashboardOptions) -> None:
-        self._app, self._sessions, self._options = app, sessions, options
+    def __init__(
+        self,
+        app: ASGIApp,
+        sessions: SessionTable,
+        options: DashboardOptions,
+        identify: Callable[[str], DashboardUser | None],
+    ) -> None:
+        self._app, self._sessions, self._options, self._identify = app, sessions, options, identify
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check a request and hand it to the application, or answer it with the reason of the refusal."""
@@ -65,7 +74,8 @@ class RequestGuard:
             await send({"type": "websocket.close", "code": 1008})
             return
         headers = Headers(scope=scope)
-        access = self._find_access(scope, headers)
+        # A token is looked up in the store, which may take a moment.
+        access = await run_in_threadpool(self._find_access, scope, headers)
         guarded_send = _add_headers(send, self._make_cookie(scope, access))
         refusal = self._find_refusal(scope, headers, access)
         state = scope["state"] = {**scope.get("state", {}), "access": access, "fields": {}}
@@ -80,8 +90,7 @@ class RequestGuard:
         """Return the user of a request: by bearer token, by session, or by the outer application."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and token:
-            identify = self._options.identify
-            user = None if identify is None else identify(token.strip())
+            user = self._identify(token.strip())
             return None if user is None else RequestAccess(user)
         cookie = cookie_parser(headers.get("cookie", "")).get(self._sessions.cookie_name, "")
         session = self._sessions.find_session(cookie) if cookie else None

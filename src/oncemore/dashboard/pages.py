@@ -60,7 +60,7 @@ class PageRoute(Value):
 def load_now(view: PageView) -> PageValues:
     """Return the values of the first page."""
     dashboard = view.dashboard
-    overview = load_overview(dashboard.engine, dashboard.activity, dashboard.options.alert_limits)
+    overview = load_overview(dashboard.engine, dashboard.activity, dashboard.options.alert_rules)
     ended = sum(minute.completed + minute.failed + minute.held for minute in overview.minutes)
     attempts = sum(minute.attempts for minute in overview.minutes)
     retries = sum(minute.retries for minute in overview.minutes)

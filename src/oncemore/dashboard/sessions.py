@@ -21,6 +21,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from oncemore.governance.role_model import Identity
+
 #: How long a session lasts after its last request, and how long a one-time link can be used, in seconds.
 SESSION_S, LINK_S = 12 * 3600.0, 24 * 3600.0
 MAX_SESSIONS, MAX_LINKS = 1000, 100
@@ -28,10 +30,14 @@ MAX_NOTICES = 5
 
 
 class DashboardUser(Value):
-    """A signed-in user: the name that decisions record, and the role viewer, operator or reviewer."""
+    """A signed-in user: the name that decisions record, and the role viewer, operator or reviewer.
+
+    identity  of a token of the store (`governance.identity`); None for the user of this process
+    """
 
     name: str
     role: str = VIEWER
+    identity: Identity | None = None
 
 
 class PageNotice(Value):

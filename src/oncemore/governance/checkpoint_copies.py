@@ -84,14 +84,19 @@ def _compare_notes(place: CheckpointPlace, size: int, existing: str, note: str) 
         )
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old or the new content, and a crash leaves one of them."""
+def replace_file(path: Path, content: bytes, mode: int | None = None) -> None:
+    """Write a file so that a reader sees the old or the new content, and a crash leaves one of them.
+
+    mode  the permissions of the new file; by default only the owner may read it
+    """
     # In the same folder, because a rename is atomic only within a file system.
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
+            if mode is not None:
+                Path(name).chmod(mode)
             file.flush()
             os.fsync(file.fileno())
         Path(name).replace(path)

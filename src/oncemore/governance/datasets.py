@@ -37,8 +37,8 @@ from oncemore.governance.dataset_model import (
     describe_dataset,
     is_sensitive,
 )
+from oncemore.governance.identity import authorize_decider
 from oncemore.governance.role_model import OPERATOR, REVIEWER
-from oncemore.governance.roles import resolve_decider
 from oncemore.log.entry_codec import build_write, decode_head, decode_header, load_head, read_body
 from oncemore.log.record import RecordChange
 from oncemore.log.store import HeadQuery, Stored
@@ -118,7 +118,8 @@ class Datasets:
                     by=decision.get("actor", ""),
                     reason=decision.get("reason", ""),
                     at=decode_header(entry.header).at,
-                    changes=body.get("changes", {}),
+                    # Earlier versions stored them beside the decision.
+                    changes=decision.get("changes") or body.get("changes", {}),
                 )
             )
         return tuple(changes)
@@ -236,17 +237,16 @@ class Datasets:
             before: DatasetRecord | None = head.record
             after = update(before)
             needs_reviewer = action == "release" or is_sensitive(before) or is_sensitive(after)
-            actor = resolve_decider(engine, by, needed=REVIEWER if needs_reviewer else OPERATOR)
+            decider = authorize_decider(engine, by, needed=REVIEWER if needs_reviewer else OPERATOR)
             # No entry without a change: the history lists only changes.
             if before is not None and describe_dataset(before) == describe_dataset(after):
                 return before
-            after = after._replace(by=actor, reason=text, changed_at=engine.now())
-            body = {
-                "decision": {"action": action, "dataset": name, "reason": text, "actor": actor},
-                "changes": _compare_datasets(before, after),
-            }
+            now = engine.now()
+            after = after._replace(by=decider.actor, reason=text, changed_at=now)
+            details = {"dataset": name, "changes": _compare_datasets(before, after)}
+            body = {"decision": decider.make_decision(head, action, text, now, details)}
             change = RecordChange(DATASET_MARKS, before, after, body)
-            write = build_write(head.entity, head.version, head.hash, change, engine.now(), engine.cipher)
+            write = build_write(head.entity, head.version, head.hash, change, now, engine.cipher)
             stored = append_if_not_moved(engine, f"dataset {name}", (write,))
             # The guard of an INTENT would detect the change too, but only after a refused write.
             engine.permissions.drop_cached()

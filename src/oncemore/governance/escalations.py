@@ -31,8 +31,8 @@ from oncemore.governance.dataset_model import (
     escalation_entity,
     is_sensitive,
 )
+from oncemore.governance.identity import authorize_decider
 from oncemore.governance.role_model import OPERATOR, REVIEWER
-from oncemore.governance.roles import resolve_decider
 from oncemore.log.entry_codec import build_write, decode_head, load_head, read_body
 from oncemore.log.record import NOWHERE, LoadedHead, RecordChange, RunRecord
 from oncemore.log.store import HeadQuery, Stored
@@ -244,7 +244,7 @@ class Escalations:
 
         It is a CARE_ESCALATION if the dataset of the run is sensitive, else a TICKET.
         """
-        text, actor, engine = check_reason(reason), resolve_decider(self._engine, by), self._engine
+        text, decider, engine = check_reason(reason), authorize_decider(self._engine, by), self._engine
         entity = find_run(engine, run).entity
         head, now = load_head(engine.store, entity, engine.cipher), engine.now()
         state: RunRecord = head.record
@@ -255,7 +255,7 @@ class Escalations:
         # The entry repeats the error of the last one: it is the last one now, where later callers look.
         body = {
             **_read_opening(engine, entity, state.failure_version or head.version),
-            "decision": {"action": "escalate", "reason": text, "actor": actor},
+            "decision": decider.make_decision(head, "escalate", text, now),
         }
         after = state if state.held_for else state._replace(failure_version=head.version + 1)
         change = RecordChange(("DECISION", "ESCALATION"), state, after, add_escalation(body, state, now))
@@ -274,7 +274,7 @@ class Escalations:
         """Record the decision of a named person about an escalation."""
         text, found = check_reason(reason), self._find_escalation(escalation)
         needed = REVIEWER if found.kind == CARE_ESCALATION else OPERATOR
-        actor = resolve_decider(self._engine, by, needed=needed)
+        decider = authorize_decider(self._engine, by, needed=needed)
         engine, entity = self._engine, f"escalation/{found.id}"
         head = load_head(engine.store, entity, engine.cipher, EscalationRecord)
         if head.record.state != OPEN:
@@ -282,8 +282,8 @@ class Escalations:
                 f"escalation {found.id} was acknowledged already by {head.record.by}: {head.record.reason}"
             )
         now = engine.now()
-        after = head.record._replace(state=ACKNOWLEDGED, by=actor, reason=text, acknowledged_at=now)
-        body = {"decision": {"action": "acknowledge", "reason": text, "actor": actor}}
+        after = head.record._replace(state=ACKNOWLEDGED, by=decider.actor, reason=text, acknowledged_at=now)
+        body = {"decision": decider.make_decision(head, "acknowledge", text, now)}
         change = RecordChange(("ESCALATION", "DECISION"), head.record, after, body)
         write = build_write(entity, head.version, head.hash, change, now, engine.cipher)
         if not isinstance(append_if_not_moved(engine, f"escalation {found.id}", (write,)), Stored):

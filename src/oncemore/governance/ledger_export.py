@@ -38,6 +38,7 @@ from oncemore.governance.ledger_check import (
     check_outside_note,
 )
 from oncemore.governance.log_order import LEAVES_FIELD, LEDGER_ENTITY, read_in_order, read_with_order
+from oncemore.governance.signed_decisions import DecisionVerifier, describe_fault
 from oncemore.governance.signed_note import decode_base64, parse_note
 from oncemore.log.entry_codec import decode_header
 from oncemore.log.record import NOWHERE
@@ -82,6 +83,7 @@ class ExportVerification(Value):
     covered_at   when the newest checkpoint was made, in POSIX seconds
     key_ids      the keys by which signatures were checked
     outside      the number of checkpoints from outside that the file was compared with
+    decisions    the number of decisions whose signatures were checked
     """
 
     origin: str
@@ -94,6 +96,7 @@ class ExportVerification(Value):
     covered_at: int
     key_ids: tuple[str, ...]
     outside: int
+    decisions: int = 0
 
 
 # Writing --------------------------------------------------------------------------------------------
@@ -252,6 +255,7 @@ class ExportedLedger:
         self.origin = first["origin"]
         self.notes = [str(note) for note in first["checkpoints"]]
         self.entries = self.bodies = 0
+        self.decisions = DecisionVerifier()
         # By position: the lines about removed entries, and the records of prunes.
         self.removed: dict[int, str] = {}
         self._recorded: dict[int, str] = {}
@@ -309,6 +313,8 @@ class ExportedLedger:
                 raise LedgerMismatch(f"entry {entry.seq} has a checkpoint that the first line does not list")
         if entry.entity.startswith(TASK_PREFIX):
             self._read_record(entry)
+        for unsigned in self.decisions.check_entry(entry):
+            raise LedgerMismatch(describe_fault(unsigned))
         self.entries += 1
         self.bodies += entry.body is not None
         return entry.hash
@@ -358,6 +364,7 @@ def verify_export(
         covered_at=newest.at,
         key_ids=tuple(key.key_id for key in keys),
         outside=len(outside),
+        decisions=exported.decisions.checked,
     )
 
 

@@ -22,6 +22,7 @@ from oncemore.governance.checkpoint_copies import read_all_notes
 from oncemore.governance.checkpoints import read_checkpoints
 from oncemore.governance.ledger_check import LedgerCheck, check_chain_of_checkpoints, check_outside_note
 from oncemore.governance.log_order import read_with_order
+from oncemore.governance.signed_decisions import count_signed_decisions
 from oncemore.maintenance.verify import verify_log
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class LedgerReport(Value):
     key_ids      the keys by which signatures were checked; empty: they were not checked
     removed      deletions of entries by prunes
     forgotten    runs with pruned or erased bodies
+    decisions    the number of decisions whose signatures were checked
     """
 
     entries: int
@@ -70,6 +72,7 @@ class LedgerReport(Value):
     key_ids: tuple[str, ...]
     removed: tuple[RemovedEntries, ...]
     forgotten: tuple[RemovedRun, ...]
+    decisions: int = 0
 
 
 def verify_ledger(
@@ -114,6 +117,7 @@ def _verify_in_order(
         key_ids=tuple(key.key_id for key in keys),
         removed=_count_removed(order.removed.values()),
         forgotten=report.forgotten,
+        decisions=count_signed_decisions(engine.store, engine.cipher),
     )
 
 

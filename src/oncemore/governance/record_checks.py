@@ -8,6 +8,7 @@ case, so that a finding is a bug, a foreign writer, or an edit of the log:
     too_many_attempts    an attempt began beyond the bound of its run
     bound_raised         the bound of a run was raised without a recorded decision (GOV-13)
     proof_missing        a run failed, was held or was deferred after a failure without a proof of that
+    signature_invalid    a decision of a key lacks its signature, or has one that is not valid
 
 Entries whose bodies were pruned or erased are checked as far as their headers go.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncemore._values import Value
+from oncemore.governance.signed_decisions import find_decision_faults
 from oncemore.log.entry_codec import decode_header, read_body
 from oncemore.log.record import RunRecord, apply_header
 from oncemore.maintenance.tasks import read_head_pages
@@ -71,7 +73,14 @@ def check_records(store: Store, cipher: BodyCipher | None = None) -> RecordRepor
                     findings.append(finding)
                 else:
                     more += 1
-    return RecordReport(runs, entries, tuple(findings), more)
+    # Decisions are about entities of all kinds, and the keys were registered at a place in the whole log.
+    faults = find_decision_faults(store, cipher)
+    signatures = [
+        RecordFinding("signature_invalid", "", "", fault.entity, fault.version, fault.text)
+        for fault in faults
+    ]
+    more += max(0, len(findings) + len(signatures) - MAX_FINDINGS)
+    return RecordReport(runs, entries, tuple([*findings, *signatures][:MAX_FINDINGS]), more)
 
 
 def check_run(entries: Iterable[Entry], cipher: BodyCipher | None = None) -> Iterator[RecordFinding]:

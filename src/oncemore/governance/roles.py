@@ -2,12 +2,14 @@
 
     engine.roles.assign("archivist", "reviewer", reason="head of the archive")     begins governed decisions
     engine.roles.assign("duty", "operator", reason="on call")
-    engine.roles.identity()                                                    this process's user and role
+    engine.roles.identity()                                                    the identity that decides here
+    engine.roles.add_key("archivist", "archivist.pub", "reviewer", reason="…")
+    engine.roles.create_token("duty", "operator", expires=90 * 86_400, reason="dashboard")
 
 Without roles, a decision records the name that its caller gives. Once a store has roles, every decision about
-it is made by the user that the process runs as: the name given by the caller is recorded as a remark and
-gives no rights. The table is in the store, and not in a settings file: a caller who chooses another folder or
-another environment does not get around it. Each change is one entry with who, when and why.
+it is made by an identity of its table (`governance.identity`): the name given by the caller is recorded as a
+remark and gives no rights. The table is in the store, and not in a settings file: a caller who chooses
+another folder or another environment does not get around it. Each change is one entry with who, when and why.
 
 A user who may write to the store's files or tables directly can change them without this program; signed
 checkpoints (`oncemore ledger`) show that afterwards.
@@ -15,110 +17,59 @@ checkpoints (`oncemore ledger`) show that afterwards.
 
 from __future__ import annotations
 
-import os
+import secrets
 from typing import TYPE_CHECKING, Any
 
+from oncemore._values import Value
 from oncemore.control.moved_log import MAX_TRIES, append_if_not_moved
-from oncemore.control.permits import load_dataset
 from oncemore.control.review import check_reason
-from oncemore.errors import NotPermitted, StaleDecision, UsageError
-from oncemore.governance.dataset_model import is_sensitive
+from oncemore.errors import StaleDecision, UsageError
+from oncemore.governance.identity import authorize_decider, load_roles, make_token, read_identity
+from oncemore.governance.keys import load_verify_key
 from oncemore.governance.role_model import (
-    MAX_MEMBERS,
-    OPERATOR,
     REVIEWER,
     ROLES,
     ROLES_ENTITY,
-    ProcessUser,
+    Identity,
     RoleRecord,
     add_member,
-    find_role,
-    is_permitted,
+    find_table_fault,
     remove_member,
 )
 from oncemore.log.entry_codec import build_write, load_head
 from oncemore.log.record import RecordChange
 from oncemore.log.store import Stored
-from oncemore.maintenance.tasks import resolve_actor
 from oncemore.policy.canonical_json import normalize_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from os import PathLike
 
     from oncemore.steps.engine import Engine
 
-#: Why a decision is refused: the user has not the role that it needs, or has asked for it.
-ROLE_MISSING, OWN_REQUEST = "role_missing", "own_request"
+    Update = Callable[[RoleRecord], RoleRecord]
+
+#: The longest validity of a token: a year.
+MAX_TOKEN_S = 366 * 86_400.0
 
 
-def read_process_user() -> ProcessUser:
-    """Return the user that this process runs as; environment variables do not count."""
-    uid = os.geteuid() if hasattr(os, "geteuid") else -1
-    try:
-        import pwd
+class RegisteredKey(Value):
+    """A key whose signatures count as decisions: its id, the name and role of its owner, and the key."""
 
-        return ProcessUser(pwd.getpwuid(uid).pw_name, uid)
-    except (ImportError, KeyError):
-        # A container may run under a user id without a name.
-        return ProcessUser(f"uid:{uid}", uid)
+    key_id: str
+    name: str
+    role: str
+    key: str
 
 
-def load_roles(engine: Engine) -> RoleRecord | None:
-    """Return the roles of a store; None if it has none."""
-    record: RoleRecord | None = load_head(engine.store, ROLES_ENTITY, engine.cipher, RoleRecord).record
-    return record
+class TokenState(Value):
+    """A token without its secret: its id, the name and role of its holder, and when it expires."""
 
-
-def resolve_decider(engine: Engine, by: str | None, *, needed: str = OPERATOR) -> str:
-    """Return the actor of a decision; raise `NotPermitted` if the user of this process may not make it.
-
-    by  the name that the caller gives; in a store with roles it is a remark
-    """
-    roles = load_roles(engine)
-    if roles is None:
-        return resolve_actor(by)
-    user = read_process_user()
-    role = find_role(roles, user)
-    if not is_permitted(role, needed):
-        raise NotPermitted(
-            f"this decision needs the role {needed}, and {user.describe()} has {role or 'none'}; a reviewer "
-            "assigns roles (oncemore roles assign)",
-            ROLE_MISSING,
-        )
-    return user.describe() if by in (None, "", user.name) else f"{user.describe()} for {by}"
-
-
-def authorize_actor(engine: Engine, actor: str, dataset: str) -> str:
-    """Return the actor of a decision about a call; decisions on a sensitive dataset need a reviewer.
-
-    actor  the actor of the context, which is recorded as it is in a store without roles
-    """
-    if load_roles(engine) is None:
-        return actor
-    record = load_dataset(engine, dataset)[1] if dataset else None
-    return resolve_decider(engine, actor, needed=REVIEWER if is_sensitive(record) else OPERATOR)
-
-
-def describe_requester(engine: Engine) -> str:
-    """Return the user that asks for an approval, in a store with roles; empty in any other."""
-    return "" if load_roles(engine) is None else read_process_user().describe()
-
-
-def check_not_requester(engine: Engine, requester: str | None) -> None:
-    """Raise `NotPermitted` if the user of this process has asked for the approval, in a store with roles.
-
-    requester  the user that the waiting run names; None if no run waits
-    """
-    if load_roles(engine) is None:
-        return
-    # Approved in advance, a call would be approved by the process that is about to make it.
-    if requester is None:
-        raise NotPermitted(
-            "this store has roles: a call is approved after it was made and waits (oncemore approve --list)",
-            OWN_REQUEST,
-        )
-    if requester == read_process_user().describe():
-        raise NotPermitted(f"{requester} asked for this approval; another reviewer gives it", OWN_REQUEST)
+    token_id: str
+    name: str
+    role: str
+    created_at: float
+    expires_at: float
 
 
 class Roles:
@@ -135,56 +86,157 @@ class Roles:
         record = load_roles(self._engine)
         return {} if record is None else {role: tuple(record.members.get(role, ())) for role in ROLES}
 
-    def identity(self) -> tuple[ProcessUser, str]:
-        """Return the user of this process and the user's role; the role is empty if there is none."""
-        record, user = load_roles(self._engine), read_process_user()
-        return user, "" if record is None else find_role(record, user)
+    def list_keys(self) -> tuple[RegisteredKey, ...]:
+        """Return the registered keys, by the name of their owner."""
+        record = load_roles(self._engine) or RoleRecord()
+        keys = (
+            RegisteredKey(key_id, key["name"], key["role"], key["key"]) for key_id, key in record.keys.items()
+        )
+        return tuple(sorted(keys, key=lambda key: (key.name, key.key_id)))
+
+    def list_tokens(self) -> tuple[TokenState, ...]:
+        """Return the tokens that were not revoked, by the name of their holder."""
+        record = load_roles(self._engine) or RoleRecord()
+        tokens = (
+            TokenState(token_id, token["name"], token["role"], token["created_at"], token["expires_at"])
+            for token_id, token in record.tokens.items()
+        )
+        return tuple(sorted(tokens, key=lambda token: (token.name, token.token_id)))
+
+    def identity(self) -> Identity:
+        """Return the identity that decides here; its role is empty if it has none."""
+        return read_identity(load_roles(self._engine) or RoleRecord(), self._engine.now())
+
+    # Users ------------------------------------------------------------------------------------------
 
     def assign(self, user: str, role: str, *, reason: str, by: str | None = None) -> None:
         """Give a user a role instead of the one that the user has; the first role of a store is a reviewer.
 
         user  the name of a user of the operating system, or `uid:N`
         """
-        if role not in ROLES:
-            raise UsageError(f"role is {role!r}; the roles are {', '.join(ROLES)}")
-        name = _check_user(user)
-        self._change_roles("assign", name, role, lambda members: add_member(members, name, role), reason, by)
+        name = _check_name("user", user)
+        details = {"user": name, "role": _check_role(role)}
+
+        def add_user(table: RoleRecord) -> RoleRecord:
+            return table._replace(members=add_member(table.members, name, role))
+
+        self._change_roles("assign", details, add_user, reason, by)
 
     def remove(self, user: str, *, reason: str, by: str | None = None) -> None:
         """Take the role of a user; the last reviewer keeps it."""
-        name = _check_user(user)
-        self._change_roles("remove", name, "", lambda members: remove_member(members, name), reason, by)
+        name = _check_name("user", user)
+
+        def remove_user(table: RoleRecord) -> RoleRecord:
+            return table._replace(members=remove_member(table.members, name))
+
+        self._change_roles("remove", {"user": name, "role": ""}, remove_user, reason, by)
+
+    # Keys -------------------------------------------------------------------------------------------
+
+    def add_key(
+        self, name: str, path: str | PathLike[str], role: str, *, reason: str, by: str | None = None
+    ) -> RegisteredKey:
+        """Register the public key of a person: decisions that it signs are made by that person.
+
+        name  the name of the person; the same as the user's, if the person has a user with a role
+        path  the file with the public key, in the format of OpenSSH
+        """
+        owner, key = _check_name("name", name), load_verify_key(str(path))
+        record = {"name": owner, "role": _check_role(role), "key": key.format_openssh()}
+
+        def add_key(table: RoleRecord) -> RoleRecord:
+            known = table.keys.get(key.key_id)
+            if known is not None and known["name"] != owner:
+                raise UsageError(f"the key {key.key_id} is registered for {known['name']}; remove it first")
+            return table._replace(keys={**table.keys, key.key_id: record})
+
+        details = {"key": key.key_id, "name": owner, "role": role}
+        self._change_roles("add_key", details, add_key, reason, by)
+        return RegisteredKey(key.key_id, owner, role, record["key"])
+
+    def remove_key(self, key_id: str, *, reason: str, by: str | None = None) -> None:
+        """Remove a key: it signs no further decision. Decisions that it has signed stay valid."""
+
+        def remove_key(table: RoleRecord) -> RoleRecord:
+            if key_id not in table.keys:
+                raise UsageError(f"no key {key_id!r} is registered; oncemore roles shows the keys")
+            return table._replace(keys={name: key for name, key in table.keys.items() if name != key_id})
+
+        self._change_roles("remove_key", {"key": key_id}, remove_key, reason, by)
+
+    # Tokens -----------------------------------------------------------------------------------------
+
+    def create_token(
+        self, name: str, role: str, *, expires: float, reason: str, by: str | None = None
+    ) -> str:
+        """Create a token for a person and return it; the store keeps its digest only.
+
+        expires  how long the token is valid, in seconds
+        """
+        holder = _check_name("name", name)
+        if isinstance(expires, bool) or not 0 < expires <= MAX_TOKEN_S:
+            raise UsageError(
+                f"expires is {expires!r}; it takes more than 0 and up to {MAX_TOKEN_S:g} seconds"
+            )
+        (token, token_id, digest), now = make_token(), self._engine.now()
+        record = {"name": holder, "role": _check_role(role), "digest": digest, "created_at": now}
+        record["expires_at"] = now + expires
+
+        def add_token(table: RoleRecord) -> RoleRecord:
+            # Expired tokens make room, so that a forgotten one does not count for ever.
+            valid = {old: each for old, each in table.tokens.items() if each["expires_at"] > now}
+            return table._replace(tokens={**valid, token_id: record})
+
+        details = {"token": token_id, "name": holder, "role": role, "expires_at": record["expires_at"]}
+        self._change_roles("create_token", details, add_token, reason, by)
+        return token
+
+    def revoke_token(self, token_id: str, *, reason: str, by: str | None = None) -> None:
+        """Revoke a token: it identifies nobody any more."""
+
+        def remove_token(table: RoleRecord) -> RoleRecord:
+            if token_id not in table.tokens:
+                raise UsageError(f"there is no token {token_id!r}; oncemore roles token list shows them")
+            return table._replace(
+                tokens={other: record for other, record in table.tokens.items() if other != token_id}
+            )
+
+        self._change_roles("revoke_token", {"token": token_id}, remove_token, reason, by)
+
+    # ------------------------------------------------------------------------------------------------
 
     def _change_roles(
-        self,
-        action: str,
-        user: str,
-        role: str,
-        update: Callable[[dict[str, Any]], dict[str, Any]],
-        reason: str,
-        by: str | None,
+        self, action: str, details: dict[str, Any], update: Update, reason: str, by: str | None
     ) -> None:
+        """Apply a change to the table, again after each conflict."""
         engine, text = self._engine, check_reason(reason)
-        actor = resolve_decider(engine, by, needed=REVIEWER)
         for _ in range(MAX_TRIES):
+            # The table is read first: a role that is taken after this read makes the write fail.
             head = load_head(engine.store, ROLES_ENTITY, engine.cipher, RoleRecord)
+            decider = authorize_decider(engine, by, needed=REVIEWER)
             before: RoleRecord | None = head.record
-            members = update({} if before is None else before.members)
-            # Without a reviewer, the roles of the store could never be changed again.
-            if not members.get(REVIEWER):
-                raise UsageError("a store with roles needs a reviewer; assign one first")
-            if sum(len(names) for names in members.values()) > MAX_MEMBERS:
-                raise UsageError(f"a store has roles for up to {MAX_MEMBERS} users")
-            after = RoleRecord(members=members)
-            decision = {"action": action, "user": user, "role": role, "reason": text, "actor": actor}
+            after = update(before or RoleRecord())
+            if fault := find_table_fault(after):
+                raise UsageError(fault)
+            # Chosen once: signed decisions contain it, so that none is valid in another store.
+            after = after._replace(store_id=after.store_id or secrets.token_hex(16))
+            now = engine.now()
+            decision = decider.make_decision(head, action, text, now, details)
             change = RecordChange(("CONTROL", "DECISION"), before, after, {"decision": decision})
-            write = build_write(head.entity, head.version, head.hash, change, engine.now(), engine.cipher)
+            write = build_write(head.entity, head.version, head.hash, change, now, engine.cipher)
             if isinstance(append_if_not_moved(engine, "the roles", (write,)), Stored):
                 return
         raise StaleDecision(f"nothing was changed: the roles changed {MAX_TRIES} times during the write")
 
 
-def _check_user(user: Any) -> str:
-    if not isinstance(user, str) or not 1 <= len(user.strip()) <= 200:
-        raise UsageError(f"user is {user!r:.80}; it takes the name of a user, or uid:N")
-    return normalize_name(user.strip())
+def _check_role(role: str) -> str:
+    if role not in ROLES:
+        raise UsageError(f"role is {role!r}; the roles are {', '.join(ROLES)}")
+    return role
+
+
+def _check_name(field: str, name: Any) -> str:
+    # A parenthesis begins the proof in a recorded identity, so that a name has none.
+    if not isinstance(name, str) or not 1 <= len(name.strip()) <= 200 or "(" in name or ")" in name:
+        raise UsageError(f"{field} is {name!r:.80}; it takes a name without parentheses, or uid:N for a user")
+    return normalize_name(name.strip())

@@ -12,12 +12,12 @@ from oncemore._values import Value
 from oncemore.control import review
 from oncemore.control.moved_log import append_decision, append_if_not_moved, refuse_if_moved
 from oncemore.errors import StaleDecision, UsageError
+from oncemore.governance.identity import authorize_decider, authorize_run_decider
 from oncemore.limits.cooldown_rules import ResourceRecord, import_record, is_held, resource_name, skip_reason
 from oncemore.limits.cooldown_step import DECIDED, build_release, resource_entity
 from oncemore.log.entry_codec import build_write, decode_head, load_head
 from oncemore.log.record import RecordChange
 from oncemore.log.store import Conflict, HeadQuery
-from oncemore.maintenance.tasks import resolve_actor
 from oncemore.policy.canonical_json import normalize_name
 from oncemore.policy.closing import close_run, closing_proof
 from oncemore.steps import history
@@ -134,9 +134,11 @@ class Cooldowns:
 
         If its last run is quarantined, that run ends too. The counts stay.
         """
-        decision = review.make_decision("release", resolve_actor(by), reason)
-        head = self._load_existing(resource)
-        script = _release_resource(head.entity, resource, decision.decision_body)
+        text, head = review.check_reason(reason), self._load_existing(resource)
+        decider = authorize_run_decider(self._engine, by, head.record.run_entity)
+        decider.refuse_signature("the release of a resource")
+        body = {"decision": decider.make_decision(head, "release", text, self._engine.now())}
+        script = _release_resource(head.entity, resource, body)
         saved: ResourceRecord = run_decision(self._engine, script).record
         return saved
 
@@ -148,7 +150,8 @@ class Cooldowns:
         fields  by the names of COOL-2; times are POSIX seconds, and VALIDATED is read as VALID
         """
         record = import_record(resource_name(resource), fields)
-        body = review.make_decision("import", resolve_actor(by), reason).decision_body
+        decider = authorize_decider(self._engine, by).refuse_signature("an import")
+        body = review.make_decision("import", decider.actor, reason).decision_body
         head, engine = self._load_head(resource), self._engine
         if head.record is None:
             change = RecordChange(DECIDED, None, record, body)

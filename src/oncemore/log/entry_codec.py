@@ -237,12 +237,15 @@ def read_body(stored: Any, cipher: BodyCipher | None = None) -> dict[str, Any]:
     return {} if stored.body is None else decode_body(stored.body, cipher, stored.entity, stored.version)
 
 
+_WAITING_STATES = ("PENDING", "SOFT_FAIL")
+
+
 def run_due_at(run: RunRecord) -> float | None:
     """Return the earliest time of the next attempt; None for a run that has ended, is held, or is running.
 
     A running run has no due time: if it is lost, it is found through its worker, whose lease ends.
     """
-    if run.state in ("PENDING", "SOFT_FAIL") and not run.held_for:
+    if run.state in _WAITING_STATES and not run.held_for:
         return run.not_before
     return None
 
@@ -263,7 +266,8 @@ def build_index(state: Entity) -> HeadIndex:
     if type(state) is RunRecord:
         # `make` and the exact type: every append passes here, most of them with a run.
         status = HELD if state.held_for else state.state
-        return make(HeadIndex, ("run", status, run_due_at(state), state.step, state.worker, state.dataset))
+        due_at = run_due_at(state) if status in _WAITING_STATES else None
+        return make(HeadIndex, ("run", status, due_at, state.step, state.worker, state.dataset))
     if type(state) is EventRecord:
         return HeadIndex("event", state.state, event_due_at(state), state.topic, state.worker)
     if type(state) is MaintenanceRecord:

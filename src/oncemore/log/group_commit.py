@@ -80,16 +80,17 @@ class PendingBatch:
     wake: Wake | None = None
     leads = is_abandoned = False
 
+    answer: Stored | Conflict | None = None
+    error: BaseException | None = None
+
     def __init__(self, combiner: BatchExecutor, batch: Batch) -> None:
-        writes, guards, *_ = batch
+        writes, guards, _, _, _ = batch
         # A lone write without a guard on its own entity cannot contradict itself.
         if len(writes) != 1 or (guards and writes[0].entity in guards):
             from oncemore.log.store import check_batch  # here: `InterruptShield` is also used without a log
 
             check_batch(batch)
         self._combiner, self.batch = combiner, batch
-        self.answer: Stored | Conflict | None = None
-        self.error: BaseException | None = None
 
     def wait(self) -> Stored | Conflict:
         """Block until the batch is stored or refused; raise the error of its commit."""
@@ -340,19 +341,15 @@ class InterruptShield:
     A second Ctrl-C is delivered at once; `twice` is True then. Only the main thread is ever interrupted.
     SIGTERM is delayed in the same way if a Python function handles it.
 
-    was_interrupted  whether there was a first Ctrl-C before
+    was_interrupted  whether there was a first Ctrl-C, also before the shield
     """
 
-    # Class attributes are the defaults: most shields see no signal and set none of them.
+    # Class attributes are the defaults, and there is no `__init__`: most shields see no signal and set none.
+    was_interrupted = False
+    twice = False
     _int: Any = None
     _term: Any = None
-    _was_interrupted = False
     _delayed_signal = 0
-    twice = False
-
-    def __init__(self, was_interrupted: bool = False) -> None:
-        if was_interrupted:
-            self._was_interrupted = was_interrupted
 
     def __enter__(self) -> None:
         if get_ident() == _main[0]:
@@ -364,8 +361,8 @@ class InterruptShield:
                 signal(_SIGTERM, self._on_signal)
 
     def _on_signal(self, number: int, frame: object) -> None:
-        if not self._was_interrupted:
-            self._was_interrupted, self._delayed_signal = True, number
+        if not self.was_interrupted:
+            self.was_interrupted, self._delayed_signal = True, number
             return
         self.twice, self._delayed_signal = True, 0
         self._restore_handler()
@@ -382,10 +379,13 @@ class InterruptShield:
         handler(number, None)
 
     def __exit__(self, *error: object) -> None:
-        if self._int is not None or self._term is not None:
-            self._restore_handler()
-            if self._delayed_signal:
-                self._deliver_signal(self._delayed_signal)
+        # Not through `_restore_handler`: every write passes here.
+        if self._int is not None:
+            signal(_SIGINT, self._int)
+        if self._term is not None:
+            signal(_SIGTERM, self._term)
+        if self._delayed_signal:
+            self._deliver_signal(self._delayed_signal)
 
 
 def _find_main_thread() -> None:

@@ -140,7 +140,9 @@ class EventRecord(Value):
     attempt        number of the last delivery attempt, counted before it starts, never reused
     attempt_count  attempts since the event was emitted, or since an operator had it sent again
     worker         name of the worker that is sending it
-    reason         the reason of its state
+    reason         the reason of its state; for a PENDING one, why it is not sent yet
+    dataset        the dataset of the run that emitted it, which the gate is asked about; empty: none
+    operation      the operation that its step does to the dataset
     """
 
     state: str = "PENDING"
@@ -156,6 +158,8 @@ class EventRecord(Value):
     attempt_count: int = 0
     worker: str = ""
     reason: str = ""
+    dataset: str = ""
+    operation: str = ""
 
 
 class ArtifactRecord(Value):

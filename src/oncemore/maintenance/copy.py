@@ -91,7 +91,9 @@ def move_log(
             # The copy has another order; with this record its tree stays that of the source.
             origin[POSITIONS_FIELD] = find_switch_positions(source, _load_switches(source.store)[0])
         decision = {"action": "arrived", "switch": source.url, "reason": reason, "actor": actor}
-        update_switches(target, lambda board: set_log_location(board, ""), decision, {"copy": origin})
+        update_switches(
+            target, lambda board: set_log_location(board, ""), lambda head, now: decision, {"copy": origin}
+        )
     lag = max(0.0, source.now() - target.now())
     return CopyReport(
         source=source.url,
@@ -122,7 +124,7 @@ def abandon_move(source: Engine, target: Engine, *, reason: str, by: str | None 
             "would do that work twice"
         )
     decision = {"action": "stays", "switch": target.url, "reason": reason, "actor": actor}
-    update_switches(source, lambda board: set_log_location(board, ""), decision)
+    update_switches(source, lambda board: set_log_location(board, ""), lambda head, now: decision)
 
 
 # Preconditions --------------------------------------------------------------------------------------
@@ -178,7 +180,7 @@ def _is_copy_complete(source: Engine, target: Engine) -> bool:
 
 def _close_source(source: Engine, location: str, reason: str, actor: str) -> None:
     decision = {"action": "moved", "switch": location, "reason": reason, "actor": actor}
-    update_switches(source, lambda board: set_log_location(board, location), decision)
+    update_switches(source, lambda board: set_log_location(board, location), lambda head, now: decision)
 
 
 # Copying --------------------------------------------------------------------------------------------

@@ -135,8 +135,13 @@ class LogReplay:
 
 def recompute_decision(proof: dict[str, Any], policy: Policy | None = None) -> Decision:
     """Return the decision for a proof's inputs, under the recorded policy or under another one."""
+    return decide_retry(policy or policy_from_proof(proof), read_situation(proof))
+
+
+def read_situation(proof: dict[str, Any]) -> Situation:
+    """Return the inputs of a recorded decision."""
     inputs, signals = proof["inputs"], proof["inputs"]["signals"]
-    situation = Situation(
+    return Situation(
         attempt=proof["attempt"],
         failure=Failure(**proof["failure"]),
         verdict=proof["verdict"],
@@ -150,7 +155,6 @@ def recompute_decision(proof: dict[str, Any], policy: Policy | None = None) -> D
         hold_reason=inputs["held_for"],
         signals=None if signals is None else Signals(**signals),
     )
-    return decide_retry(policy or policy_from_proof(proof), situation)
 
 
 #: Policies rebuilt from proofs: a log has few of them, and building one costs more than a decision.

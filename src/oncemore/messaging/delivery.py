@@ -8,6 +8,10 @@
 A crash can only happen at a `yield`. Before the claim is stored, nothing was sent. Between the claim and the
 outcome, the event may have been sent: the next relay finds it SENDING under a dead lease and sends it again,
 under the same id.
+
+The gate is asked before every attempt to send an event of a run with a dataset, and the version of the
+dataset is a guard of the claim: an event that was committed before its dataset was blocked is not sent after
+that. It stays PENDING with the objection as its reason, and is sent when the dataset permits it again.
 """
 
 from __future__ import annotations
@@ -16,10 +20,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore._values import Value
 from oncemore.control.model import SWITCH_ON
-from oncemore.control.notifications import TOPIC_PREFIX as NOTIFICATION_PREFIX
 from oncemore.errors import IllegalTransition, UsageError
 from oncemore.events import DeliveryFailed
 from oncemore.log.record import EventRecord, LoadedHead, RecordChange
+from oncemore.messaging.delivery_gate import (
+    find_delivery_objection,
+    find_gated_dataset,
+    hold_event,
+    is_notification,
+)
 from oncemore.policy.canonical_json import make_event_id, run_seed
 from oncemore.policy.decide import Situation, decide_retry
 from oncemore.policy.policy import policy_name
@@ -84,6 +93,7 @@ class DeliveryStats(Value):
     dead       permanently refused in this pass, or out of attempts
     waiting    not due, behind an earlier event, claimed by another relay, or stopped by a switch
     unrouted   of topics without a sink in this relay
+    held       not permitted by the gate of their dataset
     """
 
     delivered: int = 0
@@ -91,6 +101,7 @@ class DeliveryStats(Value):
     dead: int = 0
     waiting: int = 0
     unrouted: int = 0
+    held: int = 0
 
 
 class ListPendingEvents(NamedTuple):
@@ -100,7 +111,7 @@ class ListPendingEvents(NamedTuple):
 
 
 class CountRuns(NamedTuple):
-    """Count the runs of an entity. Returns the number and the name of the step, or 0 and an empty string."""
+    """Count the runs of an entity. Returns the number, the name of the step and the dataset; or 0, "", ""."""
 
     entity: str
 
@@ -152,15 +163,10 @@ def _select_permitted(heads: list[LoadedHead]) -> Script:
     permission = (yield AskPermission((), "")) if heads else None
     if permission is None or not permission.stop:
         return heads
-    permitted = [head for head in heads if _is_notification(head.record)]
+    permitted = [head for head in heads if is_notification(head.record)]
     if permission.stop != SWITCH_ON and len(permitted) < len(heads):
         raise describe_block("the delivery of events", permission)
     return permitted
-
-
-def _is_notification(event: EventRecord) -> bool:
-    """Return whether an event is a notification for operators, who need it while work is stopped."""
-    return event.topic.startswith(NOTIFICATION_PREFIX)
 
 
 def _group_lanes(listed: list[LoadedHead]) -> list[list[LoadedHead]]:
@@ -173,7 +179,7 @@ def _group_lanes(listed: list[LoadedHead]) -> list[list[LoadedHead]]:
 
 def _deliver_lane(options: RelayOptions, lane: list[LoadedHead], stats: DeliveryStats) -> Script:
     """Send the events of one lane in order until one must wait; return the updated stats."""
-    run_count, step = yield CountRuns(lane[0].record.run_entity)
+    run_count, step, dataset = yield CountRuns(lane[0].record.run_entity)
     # By run and ordinal, never by time: clocks of two workers may differ.
     ordered = sorted(
         (_find_run_number(head.record, run_count), head.record.ordinal, head.entity) for head in lane
@@ -181,10 +187,10 @@ def _deliver_lane(options: RelayOptions, lane: list[LoadedHead], stats: Delivery
     for position, (run_number, _, entity) in enumerate(ordered):
         if (yield CheckStop()):
             break
-        result = yield from _deliver_event(options, entity, run_number, step)
+        result = yield from _deliver_event(options, entity, run_number, (step, dataset))
         if result != "over":
             stats = stats._replace(**{result: getattr(stats, result) + 1})
-        if result in ("failed", "waiting"):
+        if result in ("failed", "waiting", "held"):
             # The later events of the lane wait with it.
             return stats._replace(waiting=stats.waiting + len(ordered) - position - 1)
     return stats
@@ -202,8 +208,11 @@ def _find_run_number(event: EventRecord, run_count: int) -> int:
 # One event ------------------------------------------------------------------------------------------
 
 
-def _deliver_event(options: RelayOptions, entity: str, run_number: int, step: str) -> Script:
-    """Claim and send one event; return the name of a field of the stats, or "over"."""
+def _deliver_event(options: RelayOptions, entity: str, run_number: int, source: tuple[str, str]) -> Script:
+    """Claim and send one event; return the name of a field of the stats, or "over".
+
+    source  the step and the dataset of the run that emitted it
+    """
     for _ in range(MAX_TRIES):
         head = yield LoadHead(entity)
         now = yield ReadClock()
@@ -212,9 +221,15 @@ def _deliver_event(options: RelayOptions, entity: str, run_number: int, step: st
             return wait_reason
         if head.record.attempt_count >= options.policy.max_attempts:
             return (yield from _give_up_event(head))
-        permission = yield from _ask_permission(head.record, step)
+        dataset = find_gated_dataset(head.record, source[1])
+        permission = yield from _ask_permission(head.record, source[0], dataset)
         if permission.stop:
             return "waiting"
+        objection = find_delivery_objection(head.record, dataset, permission)
+        if objection is not None:
+            if (yield from hold_event(head, objection, permission)):
+                return "held"
+            continue
         # Read before the claim: an error here must not cost an attempt.
         event_body = yield ReadEventBody(entity)
         worker = yield ReserveWorker(policy_name(options.policy), options.policy)
@@ -226,11 +241,13 @@ def _deliver_event(options: RelayOptions, entity: str, run_number: int, step: st
     return "waiting"  # another relay was first, or switches change all the time
 
 
-def _ask_permission(event: EventRecord, step: str) -> Script:
+def _ask_permission(event: EventRecord, step: str, dataset: str) -> Script:
     """Return the permission to send an event; raise if the switches cannot be read or the log has moved."""
     steps = (step,) if step else ()
     # `begins=False`: switches do not stop notifications, a log that has moved does.
-    permission: Permission = yield AskPermission(steps, event.tenant, begins=not _is_notification(event))
+    permission: Permission = yield AskPermission(
+        steps, event.tenant, begins=not is_notification(event), datasets=(dataset,) if dataset else ()
+    )
     if permission.stop and permission.stop != SWITCH_ON:
         raise describe_block(f"the delivery of event {event.event_id}", permission)
     return permission

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from oncemore._driver import OperationTable, run_script, run_script_async
 from oncemore.control.model import SWITCHES_ENTITY
 from oncemore.errors import PermanentError, UsageError, log_warning
-from oncemore.events import DeliveryFailed
+from oncemore.events import DeliveryFailed, DeliveryHeld
 from oncemore.log.encryption import decrypt_bytes
 from oncemore.log.entry_codec import (
     build_event_write,
@@ -122,13 +122,13 @@ class DeliveryDriver:
         heads = self.engine.store.list_heads(HeadQuery("event", due_by=FAR_FUTURE, limit=op.limit))
         return tuple(_make_loaded_head(head) for head in heads)
 
-    def count_runs(self, op: CountRuns) -> tuple[int, str]:
-        """Return the number of runs of an entity and the name of its step."""
+    def count_runs(self, op: CountRuns) -> tuple[int, str, str]:
+        """Return the number of runs of an entity, the name of its step, and its dataset."""
         head = self.engine.store.load_head(op.entity)
         if head is None:
-            return 0, ""
+            return 0, "", ""
         run: RunRecord = decode_head(head.head)
-        return run.run_number, run.step
+        return run.run_number, run.step, run.dataset
 
     def ask_permission(self, op: AskPermission) -> Permission:
         """Return whether the operators' switches permit sending."""
@@ -169,9 +169,16 @@ class DeliveryDriver:
         self.engine.policies.record_policy(self.engine, op.policy_name, op.policy)
         return self._identity.name
 
-    def log_dead_event(self, op: NotifyListeners) -> None:
-        """Log that an event is dead, and notify the listeners: no event is dropped silently (MSG-8)."""
+    def log_unsent_event(self, op: NotifyListeners) -> None:
+        """Log that an event is dead or held, and notify the listeners: none is dropped silently (MSG-8)."""
         event = op.event
+        if type(event) is DeliveryHeld:
+            log_warning(
+                f"event {event.event_id} ({event.topic}) is not sent: {event.text}; it is sent when the "
+                "dataset permits it again (oncemore dataset release)"
+            )
+            self.engine.listener.notify(event)
+            return
         assert type(event) is DeliveryFailed
         log_warning(
             f"event {event.event_id} ({event.topic}) is dead after {event.attempts} attempts, "
@@ -341,7 +348,7 @@ DELIVERY_OPERATIONS = OperationTable(
         ReadClock: DeliveryDriver.read_clock,
         ReadLease: DeliveryDriver.read_lease,
         ReserveWorker: DeliveryDriver.reserve_worker,
-        NotifyListeners: DeliveryDriver.log_dead_event,
+        NotifyListeners: DeliveryDriver.log_unsent_event,
         AskPermission: DeliveryDriver.ask_permission,
         AppendChange: _append_change,
         SendEvent: _send_event,

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from oncemore import clock as clocks
 from oncemore._values import Value
 from oncemore.errors import UsageError, log_warning
-from oncemore.log.entry_codec import decode_head, read_body
+from oncemore.governance.identity import authorize_run_decider, is_deciding_by_credential, load_roles
+from oncemore.log.entry_codec import decode_head, load_head, read_body
 from oncemore.log.record import EventRecord
 from oncemore.log.store import HeadQuery
 from oncemore.messaging.delivery import DeliveryStats, RelayOptions, deliver_due_events, redeliver_event
@@ -144,7 +145,14 @@ class RelayCore:
         """Have a dead or delivered event sent again; the reason is recorded."""
         if not isinstance(reason, str) or not reason.strip():
             raise UsageError("reason is missing; it is recorded with the decision")
-        run_delivery(self._make_driver(None), redeliver_event(event_id, reason, CONTEXT.get().actor))
+        engine, actor = self._engine, CONTEXT.get().actor
+        # Without roles, the actor of the context is recorded as it is, also an empty one.
+        if load_roles(engine) is not None or is_deciding_by_credential():
+            event = load_head(engine.store, f"event/{event_id}", engine.cipher, EventRecord).record
+            run_entity = "" if event is None else event.run_entity
+            decider = authorize_run_decider(engine, actor, run_entity).refuse_signature("a redelivery")
+            actor = decider.actor
+        run_delivery(self._make_driver(None), redeliver_event(event_id, reason, actor))
 
     # ------------------------------------------------------------------------------------------------
 

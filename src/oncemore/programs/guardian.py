@@ -89,6 +89,8 @@ class ProgramGuardian:
         self.status: int | None = None
         self.ended_by = ""
         self.left_running = 0
+        #: CPU time of all ended processes, and the largest memory of one of them, in KiB.
+        self.cpu_s, self.memory_kb = 0.0, 0
         #: The stage of the end: "" (the program runs), "linger", "term", "kill" or "gone".
         self._stage = ""
         limit_s = options["limit_s"]
@@ -172,12 +174,15 @@ class ProgramGuardian:
         """Reap every child that has ended; return whether no process is left."""
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 # Without a subreaper orphans are not our children; the group is all that can be asked for.
                 return self._is_subreaper or not _is_group_alive(self.pid)
             if pid == 0:
                 return False
+            # With that of its own children that it waited for; orphans become children of this subreaper.
+            self.cpu_s += usage.ru_utime + usage.ru_stime
+            self.memory_kb = max(self.memory_kb, usage.ru_maxrss)
             if pid == self.pid:
                 self.status = os.waitstatus_to_exitcode(status)
 
@@ -311,9 +316,10 @@ def main(arguments: list[str]) -> None:
     guardian.send_message({"pid": guardian.pid})
     guardian.run_commands(rest)
     guardian.wait_for_end()
-    guardian.send_message(
-        {"over": True, "status": guardian.status, "why": guardian.ended_by, "left": guardian.left_running}
-    )
+    # One message: the worker stops reading after it.
+    end = {"status": guardian.status, "why": guardian.ended_by, "left": guardian.left_running}
+    usage = {"cpu_s": round(guardian.cpu_s, 6), "memory_kb": guardian.memory_kb}
+    guardian.send_message({"over": True, **end, **usage})
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from oncemore.errors import (
     StoreError,
     UsageError,
 )
-from oncemore.governance.roles import authorize_actor
+from oncemore.governance.identity import make_call_decision
 from oncemore.log.entry_codec import decode_header
 from oncemore.programs.exit_rules import EXIT_CANNOT_RUN, EXIT_NOT_FOUND, format_exit_code
 from oncemore.programs.find_command import CommandNotRunnable
@@ -151,16 +151,16 @@ def _make_decision_script(decision: ExecDecision) -> Callable[[StepPlan, Prepare
     actor = CONTEXT.get().actor
     if decision.action == "rerun":
         return lambda plan, call: operator_flow.reopen_run(
-            plan, call, decision.reason, authorize_actor(call.engine, actor, call.dataset)
+            plan, call, make_call_decision(call, "rerun", decision.reason, actor)
         )
 
     def settle_program(plan: StepPlan, call: PreparedCall) -> Script:
-        decider = authorize_actor(call.engine, actor, call.dataset)
-        body = {"decision": {"action": "settle", "reason": decision.reason, "actor": decider}}
         answer_name = "applied" if decision.action == "applied" else "not_applied"
+        decide = make_call_decision(call, "settle", decision.reason, actor, {"outcome": answer_name})
+        body = {"decision": decide(call.head, call.engine.now())}
         # A settled program has no real exit code: 0 is what an applied one is taken to have returned.
         answer = ReconcileAnswer(answer_name, {"exit": 0, "attempt": 0, "settled": True}, body)
-        return operator_flow.settle_run(plan, call, answer)
+        return operator_flow.settle_run(plan, call, answer, call.head)
 
     return settle_program
 

@@ -60,6 +60,8 @@ class ProgramExit(Value):
     ended_by      "limit" or "signal"; empty if the program ended by itself
     left_running  the number of processes that it left behind
     matched       whether a line of its output matched
+    cpu_s         CPU time of the program and all its descendants that have ended
+    memory_gb     largest memory of one of them
     """
 
     code: int
@@ -67,6 +69,8 @@ class ProgramExit(Value):
     left_running: int
     matched: bool
     notes: tuple[str, ...] = ()
+    cpu_s: float = 0.0
+    memory_gb: float = 0.0
 
 
 def run_program(
@@ -120,7 +124,10 @@ def run_program(
     code = 128 + signal.SIGKILL if status is None else status if status >= 0 else 128 - status
     if status is None:
         notes.append("a process survived SIGKILL: it is blocked by a device that does not answer")
-    return ProgramExit(code, message["why"], message["left"], matched, tuple(notes))
+    return ProgramExit(
+        code, message["why"], message["left"], matched, tuple(notes),
+        cpu_s=message["cpu_s"], memory_gb=message["memory_kb"] * 1024 / 1e9,
+    )  # fmt: skip
 
 
 def _start_guardian(

@@ -40,6 +40,7 @@ from oncemore.steps.ops import AppendChange, RunAttempt, SleepSeconds, WatchEnti
 from oncemore.steps.options import StepOptions
 from oncemore.steps.perform import run_call
 from oncemore.steps.stored_failure import begins_new_run
+from oncemore.telemetry.meter import extend_usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -261,6 +262,8 @@ class ProgramStep(Step[Any, Any]):
             with lock_program(_lock_folder(call.engine), attempt.key, self._signals.raise_pending) as lock_fd:
                 limit_s = None if invoke.ends is None else invoke.ends - clock.current.monotonic()
                 program_exit = run_program(start, limit_s, lock_fd, self._signals, spools, mark_begun)
+            attempt.cpu_s += program_exit.cpu_s
+            extend_usage(attempt).memory_gb = program_exit.memory_gb
             return self._finish_program(
                 call,
                 attempt,

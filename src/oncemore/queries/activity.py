@@ -11,9 +11,10 @@ import threading
 from collections import Counter, deque
 
 from oncemore._values import Value
-from oncemore.queries.alerts import RecentCounts
+from oncemore.queries.alerts import EXHAUSTED
 from oncemore.queries.entries import find_seq, read_body
 from oncemore.queries.runs import error_class
+from oncemore.telemetry.alerts import RetryMoment, find_current_alerts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,22 +23,13 @@ if TYPE_CHECKING:
     from oncemore.log.record import RunRecord
     from oncemore.log.store import Entry, Store
     from oncemore.steps.engine import Engine
+    from oncemore.telemetry.alerts import AlertRules, RetryAlert
 
 WINDOW_MINUTES = 60
 MAX_ENTRIES = 50_000
 #: The number of retries and ends that are kept with their time; older ones only count in their minute.
 MAX_MOMENTS = 100_000
 MAX_RUNNING = 100_000
-#: Reasons of ends by which an operation ran out of attempts, of time, or of its retry budget.
-EXHAUSTED_REASONS = frozenset(
-    {
-        "max_attempts_exceeded",
-        "retry_budget_empty",
-        "wait_beyond_deadline",
-        "retry_after_beyond_deadline",
-        "deadline_passed",
-    }
-)
 
 
 class MinuteCount(Value):
@@ -68,8 +60,8 @@ class ActivityCounter:
         self._engine, self._lock = engine, threading.Lock()
         self._position = -1
         self._minutes: dict[int, Counter[str]] = {}
-        self._retries: deque[float] = deque(maxlen=MAX_MOMENTS)
-        self._ends: deque[tuple[float, bool, str]] = deque(maxlen=MAX_MOMENTS)
+        self._retries: deque[RetryMoment] = deque(maxlen=MAX_MOMENTS)
+        self._ends: deque[RetryMoment] = deque(maxlen=MAX_MOMENTS)
         self._running: dict[str, OngoingAttempt] = {}
         self.counted_from = 0.0
 
@@ -114,16 +106,33 @@ class ActivityCounter:
         marks, sets = header.marks, header.sets
         state = sets.get("state", "")
         minute = self._minutes.setdefault(int(header.at // 60), Counter())
+        known = self._running.get(entry.entity)
+        step = "" if known is None else known.step
         if "INTENT" in marks:
             minute["attempts"] += 1
-            if sets.get("attempt_count", 1) > 1:
-                minute["retries"] += 1
-                self._retries.append(header.at)
+            minute["retries"] += sets.get("attempt_count", 1) > 1
             self._add_running(entry.entity, sets, header.at, header.fence)
         elif state and state != "RUNNING":
             self._running.pop(entry.entity, None)
+        if "SOFT_FAIL" in marks and "DECISION" in marks:
+            self._add_retry(entry, header.at, step)
         if state in ("COMPLETE", "HARD_FAIL") or sets.get("held_for"):
-            self._add_end(entry, header.at, state, sets, minute)
+            outcome = "held" if sets.get("held_for") else "completed" if state == "COMPLETE" else "failed"
+            minute[outcome] += 1
+        if state in ("COMPLETE", "HARD_FAIL"):
+            self._add_end(entry, header.at, step, sets.get("reason", "") == EXHAUSTED)
+
+    def _add_retry(self, entry: Entry, at: float, step: str) -> None:
+        proof = read_body(entry).get("proof") or {}
+        # An operator's decision and a closed attempt have other actions.
+        if proof.get("action") in ("retry", "defer"):
+            code = str((proof.get("failure") or {}).get("code", ""))
+            self._retries.append(RetryMoment(at, step, code, f"entry {entry.seq}"))
+
+    def _add_end(self, entry: Entry, at: float, step: str, is_exhausted: bool) -> None:
+        # Only the error of exhausted work is named in an alert, so that most bodies are not read.
+        error = error_class(read_body(entry).get("error") or {}) if is_exhausted else ""
+        self._ends.append(RetryMoment(at, step, error, f"entry {entry.seq}", is_exhausted))
 
     def _add_running(self, entity: str, sets: dict[str, Any], at: float, fence: int) -> None:
         known = self._running.get(entity)
@@ -138,15 +147,6 @@ class ActivityCounter:
                 began_at=at,
             )
 
-    def _add_end(
-        self, entry: Entry, at: float, state: str, sets: dict[str, Any], minute: Counter[str]
-    ) -> None:
-        outcome = "held" if sets.get("held_for") else "completed" if state == "COMPLETE" else "failed"
-        minute[outcome] += 1
-        is_exhausted = sets.get("reason", "") in EXHAUSTED_REASONS
-        error = error_class(read_body(entry).get("error") or {}) if is_exhausted else ""
-        self._ends.append((at, is_exhausted, error))
-
     def _forget_old_minutes(self) -> None:
         oldest = int(self._store.now() // 60) - WINDOW_MINUTES
         self._minutes = {minute: counts for minute, counts in self._minutes.items() if minute > oldest}
@@ -160,17 +160,10 @@ class ActivityCounter:
                 for minute in range(last - WINDOW_MINUTES + 1, last + 1)
             )
 
-    def count_recent(self, window_s: float) -> RecentCounts:
-        """Return the retries of the last minute and the ends of the last `window_s` seconds."""
-        now = self._store.now()
+    def find_alerts(self, rules: AlertRules) -> tuple[RetryAlert, ...]:
+        """Return the alerts that the last minutes raise."""
         with self._lock:
-            ends = [end for end in self._ends if end[0] > now - window_s]
-            return RecentCounts(
-                retries=sum(at > now - 60.0 for at in self._retries),
-                ended=len(ends),
-                exhausted=sum(is_exhausted for _, is_exhausted, _ in ends),
-                error_classes=Counter(error for _, is_exhausted, error in ends if is_exhausted),
-            )
+            return find_current_alerts(self._retries, self._ends, self._store.now(), rules)
 
     def list_running(self) -> list[OngoingAttempt]:
         """Return the running attempts, longest running first."""

@@ -1,91 +1,68 @@
-"""Decide which alerts the counts of a store raise. Values only.
-
-high retry rate   more retries in the last minute than the limit
-exhausted work    a larger share of the operations that ended in the last minutes ran out of attempts
-                  than the limit
-"""
+"""Find alerts in a store or in a file of audit events, and hand them to the notification sinks."""
 
 from __future__ import annotations
 
 from oncemore._values import Value
-from oncemore.errors import UsageError
+from oncemore.queries.recorded_runs import RecordedRunFilter, load_recorded_runs
+from oncemore.telemetry.alerts import RetryMoment, check_rules, find_alerts, read_moments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
-HIGH_RETRY_RATE, EXHAUSTED = "high_retry_rate", "retries_exhausted"
-RETRY_RATE_TEXT = "High retry rate detected"
-LIKELY_CAUSES = "an upstream outage, or pressure on the database"
+    from oncemore.audit.events import AuditEvent
+    from oncemore.log.store import Store
+    from oncemore.steps.engine import Engine
+    from oncemore.telemetry.alerts import AlertRules, RetryAlert
 
-
-class AlertLimits(Value):
-    """The limits above which an alert is raised.
-
-    retries_per_minute  retries within the last minute
-    exhausted_share     the share of ended operations that ran out of attempts, within `window_s`
-    min_operations      the fewest ended operations for which a share means something
-    """
-
-    retries_per_minute: int = 20
-    exhausted_share: float = 0.05
-    min_operations: int = 5
-    window_s: float = 900.0
+EXHAUSTED = "max_attempts_exceeded"
 
 
-class RecentCounts(Value):
-    """What happened within the windows of the limits.
+class AlertReport(Value):
+    """The alerts of a period, and how many retry events and ended operations it has."""
 
-    retries        retries within the last minute
-    ended          operations that ended within `window_s`
-    exhausted      those of them that ran out of attempts
-    error_classes  the number of exhausted operations by the class of their last error
-    """
-
+    since: float
+    until: float
     retries: int
-    ended: int
-    exhausted: int
-    error_classes: Mapping[str, int] = {}
+    operations: int
+    alerts: tuple[RetryAlert, ...]
 
 
-class StoreAlert(Value):
-    """An alert: its kind, a title, and a sentence with the numbers and the likely cause."""
-
-    kind: str
-    title: str
-    detail: str
-
-
-def check_limits(limits: AlertLimits) -> AlertLimits:
-    """Return the limits; raise `UsageError` for one that could never or would always raise an alert."""
-    if limits.retries_per_minute < 0:
-        raise UsageError(f"retries_per_minute is {limits.retries_per_minute}; it takes 0 or more")
-    if not 0 <= limits.exhausted_share < 1:
-        raise UsageError(f"exhausted_share is {limits.exhausted_share}; it takes 0 up to below 1")
-    return limits
-
-
-def find_alerts(counts: RecentCounts, limits: AlertLimits) -> tuple[StoreAlert, ...]:
-    """Return the alerts that the counts raise: at most one of each kind."""
-    alerts = []
-    if counts.retries > limits.retries_per_minute:
-        detail = (
-            f"{counts.retries:,} retries in the last minute; the limit is {limits.retries_per_minute:,}. "
-            "The list of breakers shows whether one provider causes them."
-        )
-        alerts.append(StoreAlert(HIGH_RETRY_RATE, RETRY_RATE_TEXT, detail))
-    is_meaningful = counts.ended >= max(1, limits.min_operations)
-    if is_meaningful and counts.exhausted > limits.exhausted_share * counts.ended:
-        alerts.append(_describe_exhaustion(counts, limits))
-    return tuple(alerts)
+def find_store_alerts(store: Store, since: float, until: float, rules: AlertRules) -> AlertReport:
+    """Return the alerts of the runs in a log between two times."""
+    check_rules(rules)
+    retries: list[RetryMoment] = []
+    ends: list[RetryMoment] = []
+    for run in load_recorded_runs(store, RecordedRunFilter(since, until)):
+        for attempt in run.attempts:
+            if attempt.action in ("retry", "defer") and since <= attempt.ended <= until:
+                assert attempt.situation is not None
+                code = attempt.situation.failure.code
+                retries.append(RetryMoment(attempt.ended, run.step, code, f"entry {attempt.seq}"))
+        if not run.open and since <= run.ended_at <= until:
+            is_exhausted = run.state == "HARD_FAIL" and run.reason == EXHAUSTED
+            record = f"run {run.run_id}"
+            ends.append(RetryMoment(run.ended_at, run.step, run.error_class, record, is_exhausted))
+    return AlertReport(since, until, len(retries), len(ends), find_alerts(retries, ends, rules))
 
 
-def _describe_exhaustion(counts: RecentCounts, limits: AlertLimits) -> StoreAlert:
-    # The most frequent class; by name if two are equally frequent, so that the alert does not flicker.
-    classes = sorted(counts.error_classes.items(), key=lambda pair: (-pair[1], pair[0]))
-    main = f", most with {classes[0][0]}" if classes and classes[0][0] else ""
-    detail = (
-        f"{counts.exhausted:,} of {counts.ended:,} operations that ended in the last "
-        f"{limits.window_s / 60:g} minutes ran out of attempts{main}. Likely causes: {LIKELY_CAUSES}."
+def find_audit_alerts(
+    events: Sequence[AuditEvent], since: float, until: float, rules: AlertRules
+) -> AlertReport:
+    """Return the alerts of audit events between two times."""
+    check_rules(rules)
+    retries, ends = (
+        [moment for moment in moments if since <= moment.at <= until] for moments in read_moments(events)
     )
-    return StoreAlert(EXHAUSTED, "Many operations run out of attempts", detail)
+    return AlertReport(since, until, len(retries), len(ends), find_alerts(retries, ends, rules))
+
+
+def notify_alerts(engine: Engine, alerts: Sequence[RetryAlert]) -> int:
+    """Write a notification of each alert for every sink, once per window; return how many are new."""
+    from oncemore.errors import UsageError
+
+    if engine.notifier is None:
+        raise UsageError(
+            "no alert can be sent: the setting notify is empty; set it in oncemore.toml or ONCEMORE_NOTIFY"
+        )
+    return sum(engine.notifier.write_alert(engine, alert.kind, alert._asdict()) for alert in alerts)

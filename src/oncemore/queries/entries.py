@@ -82,6 +82,21 @@ def find_seq(store: Store, at: float) -> int:
     return low
 
 
+def list_entities_between(store: Store, since: float, until: float) -> list[str]:
+    """Return the entities of runs that have an entry between two times, in the order of the first one."""
+    from oncemore.log.entry_codec import decode_header
+
+    # find_seq may stop a second early, and entries may be out of order by a moment.
+    last = find_seq(store, until + 2.0)
+    found: dict[str, None] = {}
+    for entry in store.read_entries(after=find_seq(store, since)):
+        if entry.seq > last:
+            break
+        if entry.entity.startswith("run/") and since <= decode_header(entry.header).at <= until:
+            found[entry.entity] = None
+    return list(found)
+
+
 def collect_digests(body: dict[str, Any]) -> dict[str, str]:
     """Return the digests of the result and of each artifact in the body of a COMMIT."""
     import json

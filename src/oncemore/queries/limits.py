@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore._values import Value
 from oncemore.errors import UsageError
+from oncemore.governance.identity import authorize_decider
 from oncemore.limits import breaker_rules, shared_breaker
 from oncemore.log.entry_codec import decode_head, decode_header, read_body
 from oncemore.log.record import BreakerRecord, QuotaRecord, apply_header
 from oncemore.log.store import HeadQuery
-from oncemore.maintenance.tasks import resolve_actor
 from oncemore.policy.canonical_json import normalize_name
 
 if TYPE_CHECKING:
@@ -128,9 +128,8 @@ def _read_breaker_events(engine: Engine, name: str) -> Iterator[BreakerEvent]:
 
 def reset_breaker(engine: Engine, name: str, reason: str, by: str | None) -> BreakerView:
     """Close a breaker by an operator's decision; record the actor and the reason."""
-    return make_breaker_view(
-        shared_breaker.reset_breaker(engine, name, reason, resolve_actor(by)), engine.now()
-    )
+    decider = authorize_decider(engine, by).refuse_signature("the reset of a breaker")
+    return make_breaker_view(shared_breaker.reset_breaker(engine, name, reason, decider.actor), engine.now())
 
 
 def list_quotas(engine: Engine) -> list[QuotaRecord]:

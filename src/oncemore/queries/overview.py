@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from oncemore._values import Value
 from oncemore.control.model import APPROVAL_NEEDED
-from oncemore.queries.alerts import AlertLimits, StoreAlert, find_alerts
 from oncemore.queries.doctor import OVERDUE_S
 from oncemore.queries.limits import list_breakers
 from oncemore.queries.runs import HELD, add_stopping_switch, load_switches, make_row
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from oncemore.queries.activity import ActivityCounter, MinuteCount, OngoingAttempt
     from oncemore.queries.runs import RunRow
     from oncemore.steps.engine import Engine
+    from oncemore.telemetry.alerts import AlertRules, RetryAlert
 
 #: The number of heads that are counted; more are shown as "1,000+".
 MAX_COUNTED = 1_000
@@ -74,7 +74,7 @@ class StoreOverview(Value):
     url: str
     now: float
     counts: StoreCounts
-    alerts: tuple[StoreAlert, ...]
+    alerts: tuple[RetryAlert, ...]
     attention: tuple[AttentionItem, ...]
     running: tuple[OngoingAttempt, ...]
     workers: tuple[WorkerRow, ...]
@@ -82,7 +82,7 @@ class StoreOverview(Value):
     counted_from: float
 
 
-def load_overview(engine: Engine, activity: ActivityCounter, limits: AlertLimits) -> StoreOverview:
+def load_overview(engine: Engine, activity: ActivityCounter, rules: AlertRules) -> StoreOverview:
     """Return the overview of a store; `activity` follows its log."""
     activity.update()
     store, now = engine.store, engine.now()
@@ -116,7 +116,7 @@ def load_overview(engine: Engine, activity: ActivityCounter, limits: AlertLimits
             escalations=len(escalations),
             dead_letters=len(dead),
         ),
-        alerts=find_alerts(activity.count_recent(limits.window_s), limits),
+        alerts=activity.find_alerts(rules),
         attention=tuple(items),
         running=tuple(running[: 2 * MAX_SHOWN]),
         workers=tuple(workers),

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from oncemore._values import Value
 from oncemore.errors import PolicyError, StoreError, UsageError
-from oncemore.queries.entries import find_seq, load_cipher
+from oncemore.queries.entries import list_entities_between, load_cipher
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
     from typing import Any, TypeVar
 
     from oncemore.log.store import Entry, Store
@@ -176,7 +176,7 @@ def replay_window(
     entities = retry_part(
         "replay",
         "REPLAY_PROCESSING",
-        lambda: list(dict.fromkeys(entry.entity for entry in _entries_between(store, since, until))),
+        lambda: list_entities_between(store, since, until),
         on=StoreError,
         events=events,
     )
@@ -199,18 +199,6 @@ def _make_window(verdicts: list[ReplayVerdict]) -> ReplayWindow:
         decisions=sum(verdict.decisions for verdict in verdicts),
     )
     return ReplayWindow(totals, tuple(sorted(verdicts, key=lambda verdict: verdict.verdict == AGREES)))
-
-
-def _entries_between(store: Store, since: float, until: float) -> Iterator[Entry]:
-    from oncemore.log.entry_codec import decode_header
-
-    # find_seq may stop a second early, and entries may be out of order by a moment.
-    last = find_seq(store, until + 2.0)
-    for entry in store.read_entries(after=find_seq(store, since)):
-        if entry.seq > last:
-            return
-        if entry.entity.startswith("run/") and since <= decode_header(entry.header).at <= until:
-            yield entry
 
 
 def replay_all(

@@ -69,7 +69,7 @@ def join_escalation(
     from oncemore.governance.escalations import add_escalation_write
 
     if getattr(change.after, "held_for", "") == APPROVAL_NEEDED:
-        from oncemore.governance.roles import describe_requester
+        from oncemore.governance.identity import describe_requester
 
         requester = describe_requester(call.engine)
         body = {**change.body, "requester": requester} if requester else change.body

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from oncemore.steps.attempt_storage import AttemptBackend
     from oncemore.steps.ops import Output
     from oncemore.steps.transactions import AppliedMark
+    from oncemore.telemetry.meter import ReportedUsage
     from oncemore.workflows.scope import RunJournal
 
 MOST_EVENTS = MOST_ARTIFACTS = 1000
@@ -144,6 +145,7 @@ class Attempt:
             created_at=self._backend.now(),
             tenant=run.tenant,
             correlation_id=run.correlation_id,
+            dataset=run.dataset,
         )
         self.events = (*self.events, (event, plain))
         return event.event_id
@@ -225,6 +227,16 @@ class Attempt:
         """Return the last checkpoint of this run, from any attempt; the default if there is none."""
         return self._backend.load_checkpoint(self.head) if self.head.record.checkpoint_version else default
 
+    def add_usage(self, *, energy_kwh: float = 0.0, network_bytes: float = 0.0, cpu_s: float = 0.0) -> None:
+        """Add usage that the engine cannot measure: of a remote service, a GPU, a transfer, another process.
+
+        The settings `network_kwh_per_gb` and `core_watts` turn bytes and CPU seconds into energy.
+        """
+        self._check_writable("add usage", "adds no usage")
+        from oncemore.telemetry.meter import add_reported
+
+        add_reported(self._as_running(), kwh=energy_kwh, network_bytes=network_bytes, cpu_s=cpu_s)
+
     def _save_checkpoint(self, plain: Any) -> Any:
         self._check_writable("checkpoint", "makes no checkpoints")
         return self._backend.save_checkpoint(self._as_running(), plain)
@@ -291,10 +303,15 @@ class RunningAttempt(Attempt):
     mark       its transaction in the user's own database
     joined_write  the user's write in the store's own transaction (`on_commit`)
     journal    its sleeps, waits and published values, if there are any
+    cpu_s      CPU time of its ended turns; active_thread, cpu_start and cpu_clock are of the present turn
+    reported   usage beyond CPU time, if there is any (`telemetry.meter`)
     """
 
     begun = True
     journal: RunJournal | None = None
+    cpu_s = cpu_start = 0.0
+    active_thread = cpu_clock = 0
+    reported: ReportedUsage | None = None
 
     def __init__(
         self,
@@ -355,9 +372,15 @@ class RunningAttempt(Attempt):
                 assert type(record) is EventRecord
                 self.events = (*self.events, (record, payload))
 
-    def collect_outputs(self) -> tuple[Output, ...]:
-        """Return the events and the new artifact references that are stored with the result."""
-        return (*self.events, *((record, None) for record, is_new in self.artifacts.values() if is_new))
+    def collect_outputs(self, operation: str = "") -> tuple[Output, ...]:
+        """Return the events and the new artifact references that are stored with the result.
+
+        operation  the operation of the step on its dataset: the gate asks about it when an event is sent
+        """
+        events = self.events
+        if operation:
+            events = tuple((event._replace(operation=operation), payload) for event, payload in events)
+        return (*events, *((record, None) for record, is_new in self.artifacts.values() if is_new))
 
     def list_artifacts(self) -> tuple[Any, ...]:
         """Return all artifacts of the attempt in their tagged form."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from oncemore.steps.history import find_opening
-from oncemore.steps.lease import RESERVED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,7 +142,7 @@ class PreparedCall(Struct, eq=False):
         """End the reservation of the worker, if no attempt was claimed with it."""
         if self.has_reservation and self.worker is not None:
             self.has_reservation = False
-            self.worker.remove_attempt(RESERVED)
+            self.worker.release_slot()
             if self.worker.retired:
                 self.engine.leases.close_retired_worker(self.worker)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from oncemore.control.approvals import grant_approval
 from oncemore.errors import UsageError, warn_policy
-from oncemore.governance.roles import authorize_actor
+from oncemore.governance.identity import authorize_call_decider, make_call_decision
 from oncemore.maintenance.import_keys import build_import, mark_keys_done
 from oncemore.open_engine import default_policy
 from oncemore.retries.options import as_seconds
@@ -126,8 +127,8 @@ class Step(SubmittedCalls[P, R]):
         call = self._prepare_call(args, kwargs)
         # The end of the run may also change the record of its resource, in the same write.
         self._use_cooldown(call)
-        actor = authorize_actor(call.engine, CONTEXT.get().actor, call.dataset)
-        script = operator_flow.cancel_run(call.plan, call, reason, actor)
+        decide = make_call_decision(call, "cancel", reason, CONTEXT.get().actor)
+        script = operator_flow.cancel_run(call.plan, call, reason, decide)
         return self._run_script(call, script)  # type: ignore[no-any-return]
 
     def settle(self, answer: ReconcileAnswer, /, *args: Any, reason: str, **kwargs: Any) -> Run[R]:
@@ -139,10 +140,14 @@ class Step(SubmittedCalls[P, R]):
         if type(answer) is not ReconcileAnswer or answer.outcome == "unknown":
             raise UsageError("settle takes oncemore.applied(value) or oncemore.not_applied()")
         call = self._prepare_call(args, kwargs)
-        actor = authorize_actor(call.engine, CONTEXT.get().actor, call.dataset)
-        decision = {"action": "settle", "reason": reason, "actor": actor}
-        settled = answer._replace(decision_body={"decision": decision})
-        return self._run_script_sync(call, operator_flow.settle_run(call.plan, call, settled))
+        details: dict[str, Any] = {"outcome": answer.outcome}
+        # A value that cannot be stored is not a reason to lose the answer: the effect is applied.
+        with suppress(Exception):
+            details = operator_flow.describe_answer(answer, call.plan.encode)
+        decide = make_call_decision(call, "settle", reason, CONTEXT.get().actor, details)
+        body = {"decision": decide(call.head, call.engine.now())}
+        settled = answer._replace(decision_body=body)
+        return self._run_script_sync(call, operator_flow.settle_run(call.plan, call, settled, call.head))
 
     def approve(
         self, *args: Any, reason: str, by: str | None = None, expires: Seconds | None = None, **kwargs: Any
@@ -177,9 +182,8 @@ class Step(SubmittedCalls[P, R]):
         """
         _check_reason(reason)
         call = self._prepare_call(args, kwargs)
-        (result,) = mark_keys_done(
-            call.engine, [build_import(self, call, value, reason, CONTEXT.get().actor)]
-        )
+        decider = authorize_call_decider(call, CONTEXT.get().actor).refuse_signature("marking a key as done")
+        (result,) = mark_keys_done(call.engine, [build_import(self, call, value, reason, decider.actor)])
         if result not in ("marked", "present"):
             raise UsageError(f"{self.name}: key {call.key[:12]} cannot be marked as done: {result}")
         return self._load_run(call)
@@ -209,7 +213,7 @@ def make_rerun(reason: str) -> DecisionScript:
     """Return the maker of the script that reopens failed work for an operator."""
     actor = CONTEXT.get().actor
     return lambda plan, call: operator_flow.reopen_run(
-        plan, call, reason, authorize_actor(call.engine, actor, call.dataset)
+        plan, call, make_call_decision(call, "rerun", reason, actor)
     )
 
 

@@ -37,6 +37,7 @@ from oncemore.steps.entered_engine import enter_engine, leave_engine
 from oncemore.steps.lease import WorkerLeases
 from oncemore.steps.recorded_policies import RecordedPolicies
 from oncemore.steps.restored_copy import NOT_CHECKED, RestoredCopyCheck
+from oncemore.telemetry.meter import DEFAULT_SETTINGS, make_telemetry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from oncemore.maintenance.verify import VerificationReport
     from oncemore.steps.plan import StepRate
     from oncemore.steps.run import Run
+    from oncemore.telemetry.meter import TelemetrySettings
     from oncemore.workers.job_run import JobRun
 
     Listener = Callable[[ProcessEvent], object]
@@ -99,6 +101,7 @@ class Engine:
     restored_copy  "hold" a copied or restored store until an operator acknowledges it, or "trust" it
     warn           the sizes of the store that cause a warning; see `measure_sizes`
     control        a second source of switches and approvals; None if they are in the store only
+    telemetry      how the energy of attempts is measured, and the sources of signals
     """
 
     def __init__(
@@ -115,6 +118,7 @@ class Engine:
         restored_copy: str = "hold",
         warn: SizeLimits = DEFAULT_LIMITS,
         control: ExternalSwitches | None = None,
+        telemetry: TelemetrySettings = DEFAULT_SETTINGS,
     ) -> None:
         if not SHORTEST_LEASE_S <= lease_s <= LONGEST_LEASE_S:
             raise UsageError(
@@ -137,6 +141,8 @@ class Engine:
         self.copy_check = RestoredCopyCheck(self, restored_copy)
         self.size_monitor = SizeMonitor(warn)
         self.permissions = PermissionCheck(control)
+        self.telemetry = telemetry
+        self.signals, self.meter = make_telemetry(telemetry, self)
         self.leases = WorkerLeases(self, lease_s, _check_after_renewal)
         self._start_empty()
         _engines.add(self)
@@ -150,6 +156,8 @@ class Engine:
         self.permissions.drop_cached()
         if self.notifier is not None:
             self.notifier.reset_after_fork()
+        if self.signals is not None:
+            self.signals.reset_after_fork()
         self.copy_check.notice = NOT_CHECKED
         self.breakers = BreakerCache()
         self.concurrency_limits = ConcurrencyLimits(self)

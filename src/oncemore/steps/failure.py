@@ -24,6 +24,8 @@ from oncemore.steps.ops import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from oncemore.log.record import LoadedHead
     from oncemore.steps.ops import Output, Script
     from oncemore.steps.plan import StepPlan
@@ -66,8 +68,8 @@ def _fail_attempt(plan: StepPlan, outcome: AttemptOutcome, error: Exception, now
         change = transitions.build_reconciled(plan, head, answer, OUTCOME_UNKNOWN, now, described)
     else:
         change = transitions.build_failure(plan, head, described, decision, now)
-    if remarks or head is not outcome.head:
-        change = change._replace(before=run, body={**change.body, **remarks})
+    measured = transitions.measured_body(outcome, now)
+    change = change._replace(before=run, body={**change.body, **measured, **remarks})
     saved = yield from cooldown_step.append_to_run(
         plan, outcome.head, change, events=outcome.evidence, also=also
     )
@@ -96,7 +98,7 @@ def close_interrupted(plan: StepPlan, outcome: AttemptOutcome, now: float) -> Sc
         return (
             yield from close_lost_attempt(
                 plan, outcome.head, "interrupted", now, may_ask=False, evidence=outcome.evidence,
-                also=breaker_writes,
+                also=breaker_writes, measured=transitions.measured_body(outcome, now),
             )
         )  # fmt: skip
     # The function was never called, so the attempt does not count.
@@ -127,6 +129,7 @@ def close_lost_attempt(
     may_ask: bool = True,
     evidence: tuple[Output, ...] = (),
     also: tuple[Any, ...] = (),
+    measured: Mapping[str, Any] = transitions.NO_REMARKS,
 ) -> Script:
     """Close an attempt after its worker has died; return the new head, or None on a conflict.
 
@@ -140,6 +143,8 @@ def close_lost_attempt(
         change = transitions.build_reconciled(plan, head, answer, reason, now, error)
     else:
         change = transitions.build_closing(plan, head, close_run(run, reason, now), error)
+    if measured:
+        change = change._replace(body={**change.body, **measured})
     return (yield from cooldown_step.append_to_run(plan, head, change, events=evidence, also=also))
 
 

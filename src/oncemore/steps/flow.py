@@ -70,7 +70,7 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
         now = yield NOW
         # A second call of the key: end, wait, or a head that may be claimed.
         if head.record is None:
-            ready: Any = transitions.allow_new_run(plan, call, head, now)
+            ready: Any = transitions.allow_new_run(plan, call, head, now) if call.deadline else head
         else:
             ready = yield from handle_existing_run(plan, call, head, now)
         head = None
@@ -79,8 +79,11 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
         if type(ready) is EndCall:
             return (yield from _end_without_attempt(plan, ready))
         # Operators and governance: a switch, a dataset or a missing approval stops the attempt.
-        approved, names = transitions.approval_entity(plan, ready), transitions.step_names(plan, ready.record)
-        gated = gate.list_gated_datasets(call, ready.record)
+        names: tuple[str, ...] = (plan.name,)
+        approved, gated = "", None
+        if ready.record is not None or plan.requires_approval or call.dataset or call.masking:
+            approved, names = transitions.approval_entity(plan, ready), transitions.step_names(plan, ready.record)
+            gated = gate.list_gated_datasets(call, ready.record)
         request = (names, call.tenant, approved, plan.obeys_switches, plan.pipeline, gated or ())
         permission = yield make(AskPermission, request)
         refusal: Any = None
@@ -112,7 +115,7 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
             is_guess = False
             continue
         if breaker_pass is None:
-            op = AppendChange(ready, claim, plan.effect != "pure", guards=guards, late=not approved)
+            op = make(AppendChange, (ready, claim, plan.effect != "pure", (), None, (), guards, not approved))
         else:
             op = breaker_pass.build_claim(ready, claim, now, guards, late=not approved)
         claimed = yield op
@@ -219,10 +222,10 @@ def commit_result(plan: StepPlan, outcome: AttemptOutcome, now: float) -> Script
     except Exception as fault:  # noqa: BLE001 - encoders of user types may raise anything
         lost = refusals.result_not_encodable(plan, head, fault, outcome.value)
         if plan.effect == "pure":
-            return (yield from _fail_without_result(plan, head, lost, now))
+            return (yield from _fail_without_result(plan, outcome, lost, now))
         body = {"result_unavailable": str(lost)}
     events = outcome.events
-    if lost is None and plan.is_large(body["result"]):
+    if lost is None and not is_plain and plan.is_large(body["result"]):
         body, events = yield from _spill_large_result(head, body, events)
     if outcome.artifacts:
         body["artifacts"] = outcome.artifacts
@@ -245,13 +248,15 @@ def _append_commit(
     """Append COMMIT with its events, and the breaker's and the resource's record where there are such."""
     head = outcome.head
     body["duration_s"] = round(now - head.record.started_at, 6)
+    if outcome.usage is not None:
+        body["usage"] = outcome.usage
     change = transitions.build_commit(head, body)
     other: tuple[Any, ...] = ()
     if plan.breaker is not None:
         other = yield from breaker_step.success_writes(plan, head, now)
     if plan.cooldown is not None:
         other = (*other, *(yield from cooldown_step.resource_writes(plan.cooldown, head, change, events)))
-    saved = yield AppendChange(head, change, True, events, outcome.joined_write, other)
+    saved = yield make(AppendChange, (head, change, True, events, outcome.joined_write, other, {}, False))
     if saved is None:
         return CONFLICT
     # The user's `on_commit` write failed and rolled the entry back: that is a failed attempt.
@@ -266,10 +271,17 @@ def _append_commit(
     )
 
 
-def _fail_without_result(plan: StepPlan, head: LoadedHead, lost: ResultUnavailable, now: float) -> Script:
+def _fail_without_result(
+    plan: StepPlan, outcome: AttemptOutcome, lost: ResultUnavailable, now: float
+) -> Script:
     """Fail a `pure` step because its value cannot be stored; return the end, or CONFLICT."""
-    closing = close_run(head.record, "result_unavailable", now)
-    change = transitions.build_closing(plan, head, closing, plan.describe(lost, None), permanent=True)
+    head = outcome.head
+    closing, remarks = (
+        close_run(head.record, "result_unavailable", now),
+        transitions.measured_body(outcome, now),
+    )
+    error = plan.describe(lost, None)
+    change = transitions.build_closing(plan, head, closing, error, remarks, permanent=True)
     breaker_writes = yield from breaker_step.success_writes(plan, head, now)
     saved = yield from cooldown_step.append_to_run(plan, head, change, also=breaker_writes)
     return CONFLICT if saved is None else EndCall(None, refusals.run_failed(plan, saved, lost, None))

@@ -35,6 +35,7 @@ from oncemore.log.record import (
 )
 from oncemore.policy.canonical_json import run_seed
 from oncemore.schedules.record import ScheduleRecord
+from oncemore.telemetry.energy import build_snapshot
 from oncemore.workflows.journal import describe_records
 
 if TYPE_CHECKING:
@@ -193,9 +194,13 @@ def export_records(entries: Iterable[Entry], cipher: BodyCipher | None = None) -
     """Yield one record for each mark of runs' entries, each with all ten fields of a transition."""
     # Read twice below: the sequence number is of the entry, and not of its header.
     entries = list(entries)
+    running: set[str] = set()
     for entry, (header, state, body) in zip(entries, fold_entries(entries, cipher), strict=True):
         if type(state) is not RunRecord:
             continue
+        ends_attempt = state.state != "RUNNING" and header.entity in running
+        (running.add if state.state == "RUNNING" else running.discard)(header.entity)
+        snapshot = build_snapshot(body, ends_attempt=ends_attempt)
         for mark in header.marks:
             # Every other mark is the name of the state that the run changed to.
             transition = mark not in RECORDS
@@ -214,10 +219,7 @@ def export_records(entries: Iterable[Entry], cipher: BodyCipher | None = None) -
                 "checkpoint_ref": f"{header.entity}#{state.checkpoint_version}"
                 if state.checkpoint_version
                 else None,
-                "telemetry_snapshot": {
-                    "duration_s": body.get("duration_s"),
-                    "circuit_open": bool(body.get("circuit_open")),
-                },
+                "telemetry_snapshot": snapshot,
                 "decision_proof": body.get("proof"),
                 "correlation_id": state.correlation_id,
                 "reason": state.reason,

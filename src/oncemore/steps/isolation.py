@@ -26,6 +26,7 @@ from oncemore.log.tagged_json import untag_value
 from oncemore.retries.deadlines import timeout_error
 from oncemore.steps.engine import Engine
 from oncemore.steps.entered_engine import current_engine, enter_engine
+from oncemore.telemetry.meter import read_ended_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,6 +88,7 @@ def run_in_process(call: PreparedCall, attempt: RunningAttempt, invoke: CallFunc
     finally:
         # Also after a value: programs that the function has started must not outlive the attempt.
         _kill_process_group(process.pid)
+        attempt.cpu_s += read_ended_child(process.pid or 0) or 0.0
         process.join(GRACE_S)
         parent_pipe.close()
 
@@ -183,6 +185,8 @@ def _serve_child(pipe: Connection, attempt: RunningAttempt, invoke: CallFunction
             raise value if isinstance(value, BaseException) else RemoteError(value.text)
         if kind == "events":
             attempt.adopt_outputs(value)
+        elif kind == "usage":
+            attempt.add_usage(**value)
         else:
             assert kind == "checkpoint"
             pipe.send(_save_checkpoint(attempt, value))
@@ -222,13 +226,26 @@ def _run_child(
     try:
         value, events = _call_function(replies, address, args, kwargs, setup)
     except BaseException as error:  # noqa: BLE001 - raised again in the parent
+        _send_usage(pipe)
         _send_message(pipe, "error", _make_portable(error))
     else:
+        _send_usage(pipe)
         # The value is last: the parent kills the child as soon as it has it.
         _send_message(pipe, "events", events)
         _send_message(pipe, "value", value)
     # Without exit handlers: they would close and flush objects that were made from the parent's.
     os._exit(0)
+
+
+def _send_usage(pipe: Connection) -> None:
+    """Send the usage that the function has reported by `add_usage`; the parent knows the CPU time itself."""
+    from oncemore.steps.attempt import CURRENT
+
+    attempt = CURRENT.get()
+    if attempt is not None and attempt.reported is not None:
+        reported = attempt.reported
+        usage = {"energy_kwh": reported.kwh, "network_bytes": reported.network_bytes, "cpu_s": reported.cpu_s}
+        _send_message(pipe, "usage", usage)
 
 
 class _ParentReplies:

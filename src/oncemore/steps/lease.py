@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from oncemore.steps.engine import Engine
 
 log = logging.getLogger("oncemore")
-#: Stands for attempts that are about to begin.
-RESERVED = ("", 0)
 
 
 class WorkerIdentity:
@@ -51,6 +49,7 @@ class WorkerIdentity:
         self._ended = False
         self._own_heartbeat: HeartbeatThread | None = None
         self._under_way: dict[tuple[str, int], int] = {}
+        self._reserved = 0  # attempts that are about to begin
         self._count_lock = threading.Lock()
         self._is_closed = False
         self._store = store
@@ -80,21 +79,26 @@ class WorkerIdentity:
     def list_attempts(self) -> list[tuple[str, int]]:
         """Return entity and fence of the attempts that this worker is making."""
         with self._count_lock:
-            return [attempt for attempt in self._under_way if attempt != RESERVED]
+            return list(self._under_way)
 
     def reserve_slot(self) -> bool:
         """Reserve this worker for an attempt that is about to begin; return False if it has ended."""
         with self._count_lock:
             if self._is_closed or self.retired:
                 return False
-            self._under_way[RESERVED] = self._under_way.get(RESERVED, 0) + 1
+            self._reserved += 1
             return True
+
+    def release_slot(self) -> None:
+        """End a reservation whose attempt did not begin."""
+        with self._count_lock:
+            self._reserved -= 1
 
     def finish_if_idle(self) -> bool:
         """Accept no more attempts, unless one is running or reserved; return whether the worker has ended."""
         with self._count_lock:
             # Under the lock of the reservations: no attempt can begin between this check and the last write.
-            self._is_closed = self._is_closed or not self._under_way
+            self._is_closed = self._is_closed or not (self._under_way or self._reserved)
             return self._is_closed
 
     def add_attempt(self, attempt: tuple[str, int], *, reserved: bool = False) -> None:
@@ -105,20 +109,17 @@ class WorkerIdentity:
         with self._count_lock:
             self._under_way[attempt] = self._under_way.get(attempt, 0) + 1
             if reserved:
-                self._remove_attempt(RESERVED)
+                self._reserved -= 1
 
     def remove_attempt(self, attempt: tuple[str, int]) -> None:
         """Remove an attempt that has ended or was not claimed; other callers keep their registration."""
         with self._count_lock:
-            self._remove_attempt(attempt)
-
-    def _remove_attempt(self, attempt: tuple[str, int]) -> None:
-        left = self._under_way[attempt] - 1
-        if left:
-            # Replaced and never absent in between: readers do not take the lock.
-            self._under_way[attempt] = left
-        else:
-            del self._under_way[attempt]
+            left = self._under_way[attempt] - 1
+            if left:
+                # Replaced and never absent in between: readers do not take the lock.
+                self._under_way[attempt] = left
+            else:
+                del self._under_way[attempt]
 
     def renew_lease(self) -> None:
         """Write a new end of the lease; a lease that was given back stays ended.
@@ -172,7 +173,7 @@ class WorkerIdentity:
         for _ in range(2):
             encoded = encode_entry(change, self.entity, self._version + 1, self._hash, self._now(), nonce)
             # A worker that ends with no attempt left needs no takeover: it is not listed as due.
-            is_idle = state.state == "ENDED" and not self.retired and not self._under_way
+            is_idle = state.state == "ENDED" and not (self.retired or self._under_way or self._reserved)
             index = HeadIndex("worker", state.state, None if is_idle else state.lease_until, "", self.name)
             write = EntryWrite(self.entity, self._version, *encoded, index)
             with InterruptShield():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from oncemore import clock as clocks
@@ -19,6 +20,7 @@ from oncemore.log import entry_codec
 from oncemore.log.group_commit import InterruptShield
 from oncemore.retries import deadlines
 from oncemore.steps import observers
+from oncemore.telemetry.meter import measure_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -232,9 +234,7 @@ def call_limited(call: PreparedCall, attempt: RunningAttempt, invoke: CallFuncti
 
         return isolation.run_in_process(call, attempt, invoke)
 
-    def work() -> Any:
-        return call.plan.function(*call.args, **call.kwargs)
-
+    work = measure_call(attempt, partial(call.plan.function, *call.args, **call.kwargs))
     # An abandoned thread must not use the transaction while it is rolled back: wait for it.
     if attempt.head.record.effect == "transactional":
         return deadlines.run_to_end(attempt.step, invoke, work)

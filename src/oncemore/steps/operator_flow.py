@@ -15,6 +15,7 @@ from oncemore.control.moved_log import append_decision, refuse_if_moved
 from oncemore.governance.gate import check_not_blocked, find_open_review
 from oncemore.limits import cooldown_step
 from oncemore.log.record import RecordChange
+from oncemore.policy.canonical_json import hash_bytes
 from oncemore.policy.closing import OUTCOME_UNKNOWN, close_run
 from oncemore.steps import refusals, transitions
 from oncemore.steps.admission import ARTIFACT_EXISTS
@@ -30,16 +31,33 @@ from oncemore.steps.ops import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from oncemore.log.record import LoadedHead
     from oncemore.steps.call import PreparedCall
     from oncemore.steps.ops import ReconcileAnswer, Script
     from oncemore.steps.plan import StepPlan
 
+    DecisionMaker = Callable[[LoadedHead, float], dict[str, Any]]
 
-def reopen_run(plan: StepPlan, call: PreparedCall, reason: str, actor: str) -> Script:
-    """Begin a new run of failed work because an operator asked for it; it then runs as usual."""
+
+def describe_answer(answer: ReconcileAnswer, encode: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return an operator's answer for the record of the decision: the outcome, and a digest of the value.
+
+    Raises for a value that cannot be encoded.
+    """
+    if answer.outcome != "applied":
+        return {"outcome": answer.outcome}
+    # The value itself may be large; its digest is what a signature over the decision covers.
+    digest = hash_bytes(bytes(encode(answer.value))).hex()
+    return {"outcome": answer.outcome, "result_sha256": digest}
+
+
+def reopen_run(plan: StepPlan, call: PreparedCall, decide: DecisionMaker) -> Script:
+    """Begin a new run of failed work because an operator asked for it; it then runs as usual.
+
+    decide  head and time → the record of the decision
+    """
     refused = yield from refuse_if_moved(plan.name)
     while refused is None:
         head = yield LoadHead(call.entity)
@@ -54,8 +72,7 @@ def reopen_run(plan: StepPlan, call: PreparedCall, reason: str, actor: str) -> S
         if error is not None:
             return EndCall(None, error)
         terms = yield make(ReserveWorker, (plan.policy_name, plan.policy, plan.policy_source, None))
-        decision = {"action": "rerun", "reason": reason, "actor": actor}
-        body = {**transitions.opening_body(terms), "decision": decision}
+        body = {**transitions.opening_body(terms), "decision": decide(head, now)}
         after = transitions.new_run(plan, call, terms, run, now)._replace(not_before=now)
         change = RecordChange(("PENDING",), run, after, body)
         # The resource is released in the same write, or the new run would be skipped at once.
@@ -150,13 +167,12 @@ def build_submission(plan: StepPlan, call: PreparedCall, due_at: float) -> Scrip
     return AppendChange(head, change, guards=permission.guards)
 
 
-def cancel_run(plan: StepPlan, call: PreparedCall, reason: str, actor: str) -> Script:
+def cancel_run(plan: StepPlan, call: PreparedCall, reason: str, decide: DecisionMaker) -> Script:
     """Let no further attempt of the run begin.
 
     A waiting run ends at once. A running attempt is not interrupted: if it commits, the result stands; if it
     fails, it is not tried again.
     """
-    remarks = {"decision": {"action": "cancel", "reason": reason, "actor": actor}}
     refused = yield from refuse_if_moved(plan.name)
     while refused is None:
         head = yield LoadHead(call.entity)
@@ -165,6 +181,7 @@ def cancel_run(plan: StepPlan, call: PreparedCall, reason: str, actor: str) -> S
         error = transitions.check_same_arguments(plan, call, run) or refusals.cannot_cancel(plan, call, run)
         if error is not None or run.cancelled_at:
             return EndCall(None, error)
+        remarks = {"decision": decide(head, now)}
         # The running attempt reads this at its next checkpoint or when its failure is recorded.
         if run.state == "RUNNING":
             change = RecordChange(("DECISION",), run, run._replace(cancelled_at=now), remarks)

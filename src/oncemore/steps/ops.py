@@ -291,13 +291,12 @@ class AttemptOutcome(NamedTuple):
     """The value or the error of an attempt, and the outputs that are stored with it.
 
     head       the run as the attempt left it: its checkpoints are entries of their own
-    begun      False if the attempt was interrupted before the function was called
-    events     events to publish, and references to new artifacts
-    artifacts  all artifacts of the attempt, in their tagged form
-    mark       its transaction in the user's own database, not committed yet
-    joined_write  the user's write in the store's own transaction (`on_commit`)
+    begun      False if it was interrupted before the call; events: events to publish and new artifacts
+    artifacts  all of its artifacts, in their tagged form
+    mark       its open transaction in the user's database; joined_write: a write in the store's (`on_commit`)
     applied    the body that an earlier attempt left in the user's database, where it was committed
     evidence   references to artifacts that a failed attempt leaves for operators
+    usage      its CPU time and energy, in the stored form (`telemetry.meter`); None if not measured
     """
 
     head: LoadedHead
@@ -310,6 +309,7 @@ class AttemptOutcome(NamedTuple):
     joined_write: Callable[[StoreTransaction], object] | None = None
     applied: tuple[dict[str, Any], tuple[Output, ...]] | None = None
     evidence: tuple[Output, ...] = ()
+    usage: dict[str, Any] | None = None
 
 
 class ParkRequest(NamedTuple):

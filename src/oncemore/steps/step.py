@@ -38,7 +38,7 @@ from oncemore.steps.context import CONTEXT, compute_deadlines
 from oncemore.steps.current_attempt import current_key, find_outer_start
 from oncemore.steps.entered_engine import ENTERED_ENGINES
 from oncemore.steps.history import find_opening
-from oncemore.steps.importing import refuse_during_import
+from oncemore.steps.importing import IMPORTING, refuse_during_import
 from oncemore.steps.keys import input_hash
 from oncemore.steps.ops import AttemptTerms
 from oncemore.steps.perform import run_call, run_call_async
@@ -134,7 +134,8 @@ class StepCalls(Generic[P, R]):
         call.cfg_hash = options.fixed_cfg_hash or options.config_hash()
         if options.is_gated:
             call.dataset, call.masking = options.gate_terms_of(args, kwargs)
-        call.outer_start = find_outer_start(options.name, call.entity)
+        if CURRENT.get() is not None:
+            call.outer_start = find_outer_start(options.name, call.entity)
         if now:
             call.deadline, call.give_up = compute_deadlines(
                 options.policy.total_timeout_s, context.deadline, now
@@ -205,23 +206,19 @@ class StepCalls(Generic[P, R]):
         options, run_id, context = self._options, new_uuid7(now), CONTEXT.get()
         if call.engine.copy_check.notice and options.effect != "pure":
             call.engine.copy_check.check_original()
-        return AttemptTerms(
-            worker=worker,
-            run_id=run_id,
-            arguments=options.keys.encode_arguments(call.counted),
-            input_hash=call.input_hash or input_hash(call.inputs),
-            seed=_choose_seed(options.policy, call.entity),
-            tenant=call.tenant,
-            correlation_id=context.correlation_id or run_id,
-            dataset=call.dataset,
-            priority=options.priority,
-            retain_s=options.retain_s,
-            provider="" if options.provider is None else options.provider_of(call.args, call.kwargs),
-            actor="" if worker else context.actor,
-            withheld=call.withheld,
-            parent=current_key(),
-            is_workflow=call.plan.is_workflow,
-        )
+        arguments, policy = options.keys.encode_arguments(call.counted), options.policy
+        seed = "" if policy.jitter_seed == PER_RUN else _choose_seed(policy, call.entity)
+        digest, correlation_id = call.input_hash or input_hash(call.inputs), context.correlation_id or run_id
+        provider = "" if options.provider is None else options.provider_of(call.args, call.kwargs)
+        actor, is_workflow = "" if worker else context.actor, call.plan.is_workflow
+        # fmt: off
+        # All fields in their order: every attempt passes here, and names cost three times as much.
+        return make(AttemptTerms, (
+            worker, run_id, arguments, digest, seed, call.tenant, correlation_id, call.dataset,
+            options.priority, options.retain_s, provider, actor, call.withheld, current_key(), is_workflow,
+            "",  # the trace context, which `observers.begin_trace` adds
+        ))
+        # fmt: on
 
     # Running ----------------------------------------------------------------------------------------
 
@@ -233,13 +230,17 @@ class StepCalls(Generic[P, R]):
         call: PreparedCall | None = None,
     ) -> Any:
         """Run a call in this thread; `decision` makes the script of an operator's decision before it."""
-        refuse_during_import(self.name)
+        if IMPORTING:
+            refuse_during_import(self.name)
         call = call or self._prepare_call(args, kwargs, guess=True)
-        end = transitions.end_if_complete(call.plan, call, call.head)
+        is_new = call.head.record is None
+        end = None if is_new else transitions.end_if_complete(call.plan, call, call.head)
         if end is not None and decision is None:
             return end.value
-        self._check_original(call)
-        self._use_cooldown(call)
+        if call.engine.copy_check.notice:
+            self._check_original(call)
+        if self._options.cooldown is not None:
+            self._use_cooldown(call)
         try:
             if decision is not None:
                 run_call(call, decision(call.plan, call), self._operations)
@@ -258,13 +259,17 @@ class StepCalls(Generic[P, R]):
         call: PreparedCall | None = None,
     ) -> Any:
         """Run a call in this task; like `_call_sync`."""
-        refuse_during_import(self.name)
+        if IMPORTING:
+            refuse_during_import(self.name)
         call = call or self._prepare_call(args, kwargs, guess=True)
-        end = transitions.end_if_complete(call.plan, call, call.head)
+        is_new = call.head.record is None
+        end = None if is_new else transitions.end_if_complete(call.plan, call, call.head)
         if end is not None and decision is None:
             return end.value
-        self._check_original(call)
-        self._use_cooldown(call)
+        if call.engine.copy_check.notice:
+            self._check_original(call)
+        if self._options.cooldown is not None:
+            self._use_cooldown(call)
         try:
             if decision is not None:
                 await run_call_async(call, decision(call.plan, call), self._operations)
@@ -301,7 +306,8 @@ class StepCalls(Generic[P, R]):
 
     def _run_script(self, call: PreparedCall, script: Script) -> Any:
         """Run the script of an operator and return the run; to be awaited if the step is async."""
-        refuse_during_import(self.name)
+        if IMPORTING:
+            refuse_during_import(self.name)
         return self._run_script_async(call, script) if self._is_async else self._run_script_sync(call, script)
 
     def _run_script_sync(self, call: PreparedCall, script: Script) -> Run[Any]:
@@ -381,7 +387,5 @@ def has_ended(head: LoadedHead) -> bool:
 
 
 def _choose_seed(policy: Policy, entity: str) -> str:
-    """Return the seed of a run's random draws; empty for the default, derived from the run's id."""
-    if policy.jitter_seed == PER_RUN:
-        return ""
+    """Return the seed of a run's random draws, where it is not the default, which follows from the run's id."""
     return run_seed(entity.removeprefix("run/")) if policy.jitter_seed == PER_KEY else policy.jitter_seed

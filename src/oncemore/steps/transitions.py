@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from oncemore.policy.decide import Decision
     from oncemore.policy.model import Effect, State
     from oncemore.steps.call import PreparedCall
-    from oncemore.steps.ops import AttemptTerms, ReconcileAnswer
+    from oncemore.steps.ops import AttemptOutcome, AttemptTerms, ReconcileAnswer
     from oncemore.steps.plan import StepPlan
 
 #: The states of an ended run: the next call of its key begins a new run, or returns the stored outcome.
@@ -46,10 +46,16 @@ _NO_RUN = RunRecord()
 # Attempts -------------------------------------------------------------------------------------------
 
 _POSITIONS = FIELD_POSITIONS[RunRecord]
-_STATE, _EFFECT, _WORKER = _POSITIONS["state"], _POSITIONS["effect"], _POSITIONS["worker"]
-_FENCE, _ATTEMPT, _ATTEMPT_COUNT = _POSITIONS["fence"], _POSITIONS["attempt"], _POSITIONS["attempt_count"]
-_STARTED_AT, _HELD_FOR, _REASON = _POSITIONS["started_at"], _POSITIONS["held_for"], _POSITIONS["reason"]
-_BUDGET_DEBT = _POSITIONS["budget_debt"]
+_STATE, _STEP, _EFFECT, _WORKER = map(RunRecord._fields.index, ("state", "step", "effect", "worker"))
+_RUN_ID, _RUN_NUMBER, _MASKING = map(RunRecord._fields.index, ("run_id", "run_number", "masking"))
+_FENCE, _ATTEMPT, _ATTEMPT_COUNT = map(RunRecord._fields.index, ("fence", "attempt", "attempt_count"))
+_MAX_ATTEMPTS, _MAX_CRASHES = map(RunRecord._fields.index, ("max_attempts", "max_crashes"))
+_CREATED_AT, _STARTED_AT, _DEADLINE = map(RunRecord._fields.index, ("created_at", "started_at", "deadline"))
+_HELD_FOR, _REASON, _BUDGET_DEBT = map(RunRecord._fields.index, ("held_for", "reason", "budget_debt"))
+_INPUT_HASH, _CFG_HASH, _SEED = map(RunRecord._fields.index, ("input_hash", "cfg_hash", "seed"))
+_TENANT, _CORRELATION_ID = map(RunRecord._fields.index, ("tenant", "correlation_id"))
+_POLICY, _DATASET, _PRIORITY = map(RunRecord._fields.index, ("policy", "dataset", "priority"))
+_RETAIN_S, _PROVIDER, _TRACEPARENT = map(RunRecord._fields.index, ("retain_s", "provider", "traceparent"))
 
 
 def begin_attempt(run: RunRecord, effect: Effect, worker: str, now: float) -> RunRecord:
@@ -147,43 +153,35 @@ def new_run(
     A key keeps the step name that its first run had, also after the step was renamed: artifacts and markers
     in other databases are found by that name.
     """
-    last = last or _NO_RUN
-    fields = {
-        "step": last.step or plan.name,
-        "effect": plan.effect,
-        "run_id": terms.run_id,
-        "run_number": last.run_number + 1,
-        "fence": last.fence,
-        "attempt": last.attempt,
-        "max_attempts": plan.policy.max_attempts,
-        "max_crashes": plan.policy.max_crashes or 0,
-        "created_at": now,
-        "deadline": call.deadline,
-        "input_hash": terms.input_hash,
-        "cfg_hash": call.cfg_hash,
-        "seed": terms.seed,
-        "tenant": terms.tenant,
-        "correlation_id": terms.correlation_id,
-        "policy": plan.policy_name,
-        "dataset": terms.dataset,
-        "priority": terms.priority,
-        "retain_s": terms.retain_s,
-        "provider": terms.provider,
-        "traceparent": terms.traceparent,
-        # A new run may not mask less than the runs before it (GOV-4).
-        "masking": last.masking,
-    }
+    _, run_id, _, input_hash, seed, tenant, correlation_id, dataset, priority, retain_s, provider, *_ = terms
+    policy = plan.policy
     values: list[Any] = list(_NO_RUN)
-    for name in fields:
-        values[_POSITIONS[name]] = fields[name]
+    values[_STEP], values[_EFFECT], values[_RUN_ID], values[_RUN_NUMBER] = plan.name, plan.effect, run_id, 1
+    values[_MAX_ATTEMPTS], values[_MAX_CRASHES] = policy.max_attempts, policy.max_crashes or 0
+    values[_CREATED_AT], values[_DEADLINE], values[_POLICY] = now, call.deadline, plan.policy_name
+    values[_INPUT_HASH], values[_CFG_HASH], values[_SEED] = input_hash, call.cfg_hash, seed
+    values[_TENANT], values[_CORRELATION_ID], values[_DATASET] = tenant, correlation_id, dataset
+    values[_PRIORITY], values[_RETAIN_S], values[_PROVIDER] = priority, retain_s, provider
+    values[_TRACEPARENT] = terms.traceparent
+    if last is not None:
+        values[_STEP], values[_RUN_NUMBER] = last.step or plan.name, last.run_number + 1
+        # A new run may not mask less than the runs before it (GOV-4).
+        values[_FENCE], values[_ATTEMPT], values[_MASKING] = last.fence, last.attempt, last.masking
     return make(RunRecord, values)
 
 
 def opening_body(terms: AttemptTerms) -> dict[str, Any]:
     """Return the body of a run's first entry: all that another process needs to continue the run."""
-    body = {"arguments": terms.arguments, "actor": terms.actor, "withheld": terms.withheld}
-    body |= {"parent": terms.parent, "workflow": terms.is_workflow}
-    return {name: value for name, value in body.items() if value or name == "arguments"}
+    body = {"arguments": terms.arguments}
+    if terms.actor:
+        body["actor"] = terms.actor
+    if terms.withheld:
+        body["withheld"] = terms.withheld
+    if terms.parent:
+        body["parent"] = terms.parent
+    if terms.is_workflow:
+        body["workflow"] = True
+    return body
 
 
 def open_run(
@@ -261,13 +259,19 @@ def build_commit(head: LoadedHead, body: dict[str, Any]) -> RecordChange:
     return make(RecordChange, (_COMMIT_MARKS, run, after, body))
 
 
+def measured_body(outcome: AttemptOutcome, now: float) -> dict[str, Any]:
+    """Return the duration and the usage of an attempt, for the body of the entry that ends it."""
+    body: dict[str, Any] = {"duration_s": round(now - outcome.head.record.started_at, 6)}
+    return body if outcome.usage is None else {**body, "usage": outcome.usage}
+
+
 def build_failure(
     plan: StepPlan, head: LoadedHead, error: dict[str, Any], decision: Decision, now: float
 ) -> RecordChange:
     """Return the run after the decision about its failed attempt, with the proof of that decision."""
     run = head.record
     proof = build_recorded_proof(decision, policy_id(plan.policy))
-    body = {"error": error, "proof": proof, "duration_s": round(now - run.started_at, 6)}
+    body: dict[str, Any] = {"error": error, "proof": proof}
     changes: dict[str, Any] = {"expected_duration_s": decision.situation.expected_s or 0.0}
     if decision.action in ("retry", "defer"):
         reason = decision.situation.hold_reason if decision.reason == "held" else decision.reason

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from oncemore.log.record import RecordChange
 from oncemore.steps.ops import CONFLICT, AppendChange, ParkRequest
-from oncemore.steps.transitions import end_attempt
+from oncemore.steps.transitions import end_attempt, measured_body
 
 if TYPE_CHECKING:
     from oncemore.log.record import LoadedHead
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 def park_run(plan: StepPlan, outcome: AttemptOutcome, now: float) -> Script:
     """Append that a workflow waits; return None to continue as any other caller would, or CONFLICT."""
     change = build_park(outcome.head, outcome.value, now)
+    change = change._replace(body={**change.body, **measured_body(outcome, now)})
     return CONFLICT if (yield AppendChange(outcome.head, change)) is None else None
 
 

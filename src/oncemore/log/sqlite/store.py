@@ -27,6 +27,7 @@ from oncemore.log.sqlite import machine, schema
 from oncemore.log.sqlite.backup import check_file, identify_file
 from oncemore.log.sqlite.commit import (
     ALONE,
+    MovedFileCheck,
     apply_batches,
     file_changed,
     file_identity,
@@ -78,6 +79,7 @@ class SqliteStore(SqliteReader):
     def _reset_state(self) -> None:
         """Start without connections, queue or lock: at the opening, and in a forked child."""
         self._writer: apsw.Cursor | None = None
+        self._moved_file = MovedFileCheck()
         self._mark = 0.0  # in seconds since boot; 0 makes the next commit write the mark
         self._readers = ReaderConnection()
         self._commits = 0
@@ -131,28 +133,23 @@ class SqliteStore(SqliteReader):
 
     def _commit_batches(self, group: list[PendingBatch]) -> None:
         """Store batches in one transaction; after an error nothing is kept, not even the connection."""
-        lock, answers = self._lock, _NO_ANSWERS
-        lone = group[0].batch if len(group) == 1 else None
+        lock, wake_committed, answers = self._lock, self._combiner.wake_committed, _NO_ANSWERS
         try:
-            lock.acquire_lock(self._combiner.wake_committed)
+            lock.acquire_lock(wake_committed)
             try:
-                if (
-                    lone is not None
-                    and len(lone.writes) == 1
-                    and len(lone.guards) < 2
-                    and lone.joined_write is None
-                    and time.clock_gettime(BOOT_CLOCK) <= self._mark
-                ):
-                    # The common case: one call of the engine carries the whole transaction.
-                    cursor = self._writer_cursor(sync=lone.sync)
-                    self._combiner.wake_committed()
-                    answers = (store_single_write(cursor, lone, ALONE),)
-                elif group:
+                if len(group) == 1 and time.clock_gettime(BOOT_CLOCK) <= self._mark:
+                    writes, guards, sync, joined_write, _ = batch = group[0].batch
+                    if len(writes) == 1 and len(guards) < 2 and joined_write is None:
+                        # The common case: one call of the engine carries the whole transaction.
+                        cursor = self._writer_cursor(sync)
+                        wake_committed()
+                        answers = (store_single_write(cursor, batch, ALONE),)
+                if group and not answers:
                     answers = self._store_group([pending.batch for pending in group])
             finally:
                 lock.release_lock()
             # After the commit: before it, the file could still be replaced between check and commit.
-            if file_identity(self._file) != self._identity:
+            if self._writer is not None and self._moved_file.has_moved(self._writer):
                 # New readers, because the old connections would still find the entry in the former file.
                 self._readers = ReaderConnection()
                 raise file_changed(self.path)
@@ -163,7 +160,9 @@ class SqliteStore(SqliteReader):
             self._discard_writer()
             raise
         self._commits += 1
-        for pending, answer in zip(group, answers, strict=True):
+        assert len(answers) == len(group)
+        for position, answer in enumerate(answers):
+            pending = group[position]
             if type(answer) is JoinedWriteFailed:
                 pending.error = answer
             else:
@@ -171,7 +170,7 @@ class SqliteStore(SqliteReader):
 
     def _store_group(self, batches: list[Batch]) -> list[Answer]:
         """Store batches in one transaction, together with the clock mark if it has to move."""
-        cursor = self._writer_cursor(sync=any(batch.sync for batch in batches))
+        cursor = self._writer_cursor(any(batch.sync for batch in batches))
         cursor.execute("BEGIN IMMEDIATE")
         answers = apply_batches(cursor, batches)
         moves_mark = time.clock_gettime(BOOT_CLOCK) > self._mark
@@ -189,7 +188,7 @@ class SqliteStore(SqliteReader):
         if seqs:
             self._lock.write_progress(self.name, max(seqs))
 
-    def _writer_cursor(self, *, sync: bool) -> apsw.Cursor:
+    def _writer_cursor(self, sync: bool) -> apsw.Cursor:
         """Return the writer's cursor, with `synchronous` set for the next commit."""
         if self._writer is None:
             self._writer = self._connect(apsw.SQLITE_OPEN_READWRITE).cursor()
@@ -305,7 +304,7 @@ class SqliteStore(SqliteReader):
         self._closed = True
         if self._writer is not None:
             with suppress(apsw.Error, StoreError), self._lock:
-                writer = self._writer_cursor(sync=True)
+                writer = self._writer_cursor(True)
                 # The checkpoint also puts commits on disk that were not synced.
                 fetch_rows(writer, "PRAGMA wal_checkpoint(PASSIVE)")
                 ((last_seq,),) = fetch_rows(writer, LAST_SEQ)
@@ -329,7 +328,7 @@ class SqliteStore(SqliteReader):
     def _set_up(self) -> float:
         """Set up the tables and the name of the store; return the wall-clock time of the boot."""
         try:
-            connection = self._writer_cursor(sync=True).connection
+            connection = self._writer_cursor(True).connection
             schema.set_up_file(connection, self.path)
             self.name = identify_file(connection, self.path, self._lock)
             return schema.read_boot_time(connection)
