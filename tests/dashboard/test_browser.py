@@ -32,6 +32,7 @@ def list_paths(served: ServedDashboard) -> list[str]:
     return [
         *("/", "/runs", "/runs?state=HARD_FAIL&since=1h", "/runs?step=nothing", "/review", "/limits"),
         *("/review?show=acknowledged", "/schedules", "/policies", "/policies?a=kfm-loop&b=kfm-rules"),
+        *("/energy?base_since=2d&base_until=1d", "/what-if", "/what-if?policy=kfm-loop"),
         *("/policies/kfm-loop", "/ledger", "/categories", f"/limits/{quote(breaker, safe='')}"),
         *(f"/runs/{run}" for run in (runs.complete, runs.retried, runs.failed, runs.unknown, runs.workflow)),
         f"/review/{item.entity}",

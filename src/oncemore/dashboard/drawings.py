@@ -76,6 +76,35 @@ class DrawnDelay(Value):
     tuned_width: float
 
 
+class DrawnCurve(Value):
+    """One curve in a field of 1000 by 300 units: its name, its last value, and the points of its line."""
+
+    name: str
+    last: float
+    points: str
+
+
+def draw_curves(
+    curves: Sequence[tuple[str, Sequence[tuple[float, float]]]],
+) -> tuple[DrawnCurve, ...]:
+    """Return curves over the same time and on the same scale."""
+    points = [point for _, curve in curves for point in curve]
+    first, last = min(at for at, _ in points), max(at for at, _ in points)
+    top = max(value for _, value in points) or 1.0
+    span = max(last - first, 0.001)
+    return tuple(
+        DrawnCurve(
+            name=name,
+            last=curve[-1][1],
+            # SVG counts from the upper edge.
+            points=" ".join(
+                f"{1000 * (at - first) / span:.1f},{300 - 296 * value / top:.1f}" for at, value in curve
+            ),
+        )
+        for name, curve in curves
+    )
+
+
 def draw_timeline(spans: Sequence[TimeSpan], now: float) -> DrawnTimeline:
     """Return the bars of a run to scale; leases are cut to the time of the attempts and waits."""
     own = [span for span in spans if span.what != "lease"]

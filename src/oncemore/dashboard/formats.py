@@ -109,6 +109,18 @@ def format_percent(share: float | None) -> str:
     return "—" if share is None else f"{100 * share:.1f} %"
 
 
+def format_figure(value: float | None) -> str:
+    """Return a figure of any size with four digits; a dash if it is not known."""
+    if value is None:
+        return "—"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def read_field(record: Any, name: str) -> Any:
+    """Return a field of a record by its name."""
+    return getattr(record, name)
+
+
 #: The filters by their names in the templates.
 FILTERS: dict[str, Callable[..., Any]] = {
     "time": format_time,
@@ -120,4 +132,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "state_word": name_state,
     "state_color": color_state,
     "percent": format_percent,
+    "figure": format_figure,
+    "field": read_field,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from oncemore._values import Value
 from oncemore.dashboard.pages import RUN_PAGES
+from oncemore.dashboard.study_pages import STUDY_PAGES
 from oncemore.dashboard.system_pages import SYSTEM_PAGES
 
 
@@ -16,7 +17,7 @@ class NavigationEntry(Value):
     key: str
 
 
-PAGES = (*RUN_PAGES, *SYSTEM_PAGES)
+PAGES = (*RUN_PAGES, *SYSTEM_PAGES, *STUDY_PAGES)
 NAVIGATION = (
     NavigationEntry("now", "/", "Now", "n"),
     NavigationEntry("runs", "/runs", "Runs", "r"),
@@ -24,6 +25,8 @@ NAVIGATION = (
     NavigationEntry("limits", "/limits", "Limits", "l"),
     NavigationEntry("schedules", "/schedules", "Schedules", "s"),
     NavigationEntry("policies", "/policies", "Policies", "p"),
+    NavigationEntry("energy", "/energy", "Energy", "y"),
+    NavigationEntry("what-if", "/what-if", "What if", "w"),
     NavigationEntry("ledger", "/ledger", "Ledger", "e"),
     NavigationEntry("categories", "/categories", "Categories", "c"),
 )
