@@ -75,7 +75,9 @@ def test_rules_for_governed_work_and_services_are_off_by_default() -> None:
 
 
 def bad_and_good_blocks(rule: str) -> tuple[str, str]:
-    found = re.search(r"Bad:\n\n```python\n(.*?)```\n\nGood:\n\n```python\n(.*?)```", RULES[rule].page, re.DOTALL)
+    found = re.search(
+        r"Bad:\n\n```python\n(.*?)```\n\nGood:\n\n```python\n(.*?)```", RULES[rule].page, re.DOTALL
+    )
     assert found, f"the page of {rule} has a bad and a good example"
     return found[1], found[2]
 

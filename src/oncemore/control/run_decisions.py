@@ -23,10 +23,11 @@ from oncemore.steps import operator_flow, refusals
 from oncemore.steps.call import PreparedCall
 from oncemore.steps.call_operations import run_decision
 from oncemore.steps.history import find_opening
-from oncemore.steps.ops import NOW, AppendChange, EndCall, LoadHead, LoadPolicy
+from oncemore.steps.ops import NOW, AppendChange, EndCall, LoadHead
 
 if TYPE_CHECKING:
     from oncemore.log.record import LoadedHead
+    from oncemore.policy.policy import Policy
     from oncemore.steps.engine import Engine
     from oncemore.steps.operator_flow import DecisionMaker
     from oncemore.steps.ops import Script
@@ -70,6 +71,11 @@ def reopen_recorded_run(engine: Engine, entity: str, run_id: str, *, by: str, re
         raise UsageError(
             f"{run.step} {run_id}: its arguments are not in the log; run it with its code: {command}"
         )
+    policy = engine.policies.find_policy(engine, run.policy)
+    if policy is None:
+        raise UsageError(
+            f"{run.step} {run_id}: its policy {run.policy} is not in the log; run it with {command}"
+        )
     decider = authorize_run_decider(engine, by, entity)
     decision = {"action": "rerun", "reason": text, "actor": decider.actor}
     # The caller of the failed run has ended or gone on; the new run belongs to the operator.
@@ -80,7 +86,7 @@ def reopen_recorded_run(engine: Engine, entity: str, run_id: str, *, by: str, re
         return decider.make_decision(head, "rerun", text, now)
 
     also = release_resources_of_run(engine, entity, {"decision": decision})
-    record: RunRecord = run_decision(engine, _reopen_run(entity, run_id, body, also, decide)).record
+    record: RunRecord = run_decision(engine, _reopen_run(entity, run_id, body, also, decide, policy)).record
     return record
 
 
@@ -96,7 +102,12 @@ def _load_run(engine: Engine, entity: str, run_id: str) -> RunRecord:
 
 
 def _reopen_run(
-    entity: str, run_id: str, body: dict[str, Any], also: tuple[Any, ...], decide: DecisionMaker
+    entity: str,
+    run_id: str,
+    body: dict[str, Any],
+    also: tuple[Any, ...],
+    decide: DecisionMaker,
+    policy: Policy,
 ) -> Script:
     """Append the first entry of a new run, if the failed run is still the last one of its key."""
     refused = yield from refuse_if_moved(entity)
@@ -112,9 +123,6 @@ def _reopen_run(
         error, guards = yield from check_not_blocked(run)
     if error is None and (review := (yield from find_open_review(run))):
         error = refusals.review_missing(plan, head, review)
-    policy = yield LoadPolicy(run.policy)
-    if error is None and policy is None:
-        error = UsageError(f"{run.step} {run_id}: its policy {run.policy} is not in the log")
     if error is not None:
         return EndCall(None, error)
     after = RunRecord(
