@@ -183,6 +183,7 @@ def test_a_moved_log_accepts_no_decision(log: oncemore.Engine, failing: Any, tmp
     from oncemore.maintenance.copy import move_log
 
     run = failing.run("A-17")
+    log.close()  # which ends its lease
     move_log(log, oncemore.open(tmp_path / "new.db"), reason="a test", by="operator")
     with pytest.raises(NotPermitted):
         reopen_recorded_run(log, entity_of(run), run.run_id, **BY)

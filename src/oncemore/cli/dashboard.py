@@ -81,9 +81,11 @@ def dashboard(store: str | None, **options: Any) -> int:
     from oncemore.queries.stores import open_existing
     from oncemore.steps.step_log import keep_off_stderr
 
+    # The log records of this process would appear between the lines of the terminal.
     keep_off_stderr()
     with open_existing(store) as engine:
         app, link = _create_app(engine, options)
+        # Bound before the link is printed, which names the port.
         listener = _listen(options["host"], options["port"])
         with listener:
             host, port = _shown_host(options["host"]), listener.getsockname()[1]
@@ -156,6 +158,7 @@ def _listen(host: str, port: int) -> Any:
     """Return a socket that listens; raise a usage error if the address is taken."""
     import socket
 
+    # A colon is part of an IPv6 address, and of no IPv4 address or name.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     # A restart within a minute would otherwise find its own closed connections.
@@ -184,6 +187,7 @@ def _print_start(url: str, link: str, options: dict[str, Any]) -> None:
     out = OutputWriter(sys.stdout)
     out.write_line(f"The dashboard of {url} is running. Open this link; it works once:")
     out.write_line(f"  {link}", "bold")
+    # The role says little in a dashboard that refuses every change.
     role = "read-only" if options["read_only"] else options["role"]
     out.write_line(f"You are signed in as {role}. Stop with Ctrl-C.")
     if options["host"] not in LOOPBACK:

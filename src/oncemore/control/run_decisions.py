@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from oncemore.steps.operator_flow import DecisionMaker
     from oncemore.steps.ops import Script
 
-#: Fields of a run that a new run of the key takes over; all others begin anew.
+#: Fields of a run that a new run of the key takes over; the remaining ones have their first values.
 _KEPT_FIELDS = (
     *("step", "effect", "fence", "attempt", "input_hash", "cfg_hash", "seed", "tenant", "correlation_id"),
     *("policy", "dataset", "priority", "retain_s", "provider", "masking"),

@@ -79,6 +79,7 @@ def perform_action(dashboard: Dashboard, user: DashboardUser, action: DashboardA
 def check_fields(action: DashboardAction, fields: Fields) -> dict[str, Any]:
     """Return the fields of an action with their types; raise `UsageError` for a missing or wrong one."""
     known = {field.name: field for field in action.fields}
+    # A misspelt name would otherwise be a missing value, or a decision without it.
     unknown = sorted(set(fields) - set(known))
     if unknown:
         raise UsageError(f"{action.name} has no field {unknown[0]!r:.60}; it has {', '.join(known)}")
@@ -100,6 +101,7 @@ def _convert_field(field: ActionField, value: Any) -> Any:
         if isinstance(value, bool) or not (text.isascii() and text.isdecimal() and len(text) < 12):
             raise UsageError(f"{field.name} is {value!r:.60}; it takes a whole number: {field.meaning}")
         return int(text)
+    # The API sends JSON values as they are; a form sends their text.
     if field.kind == "json" and not isinstance(value, str):
         return value
     if not isinstance(value, str):
@@ -195,6 +197,7 @@ def acknowledge_escalation(call: ActionCall) -> str:
     from oncemore.governance.dataset_model import CARE_ESCALATION
     from oncemore.governance.identity import ROLE_MISSING
 
+    # Looked up first: the role depends on the kind of the escalation.
     found = call.engine.escalations.show(call.text("escalation")).escalation
     needed = REVIEWER if found.kind == CARE_ESCALATION else OPERATOR
     if not is_permitted(call.user.role, needed):

@@ -222,6 +222,7 @@ def build_api_routes(dashboard: Dashboard) -> list[Route]:
         Route("/api/openapi.json", show_document),
         *(Route(f"/api{route.path}", _make_handler(dashboard, route)) for route in API_ROUTES),
         Route("/api/actions/{action}", perform, methods=["POST"]),
+        # Last: routes are tried in their order, and an unknown path gets JSON and not a page.
         Route("/api/{rest:path}", show_missing),
     ]
 
@@ -266,6 +267,7 @@ def find_status(error: Error, *, is_lookup: bool = False) -> int:
 
 def make_json_response(value: object, status: int = 200) -> Response:
     """Return a value as JSON; numbers that JSON does not have become null."""
+    # A lone surrogate in stored text has no UTF-8 form; it is shown escaped.
     body = json.dumps(_replace_infinities(to_plain(value)), allow_nan=False).encode(
         "utf-8", "backslashreplace"
     )

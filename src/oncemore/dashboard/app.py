@@ -82,7 +82,7 @@ class Dashboard:
         self.ledger_check: LedgerVerdict | None = None
         self._templates = Environment(
             loader=FileSystemLoader(FOLDER / "templates"),
-            # Every value is escaped, whatever the name of the template.
+            # Every value is escaped, in every template.
             autoescape=True,
             undefined=StrictUndefined,
             trim_blocks=True,
@@ -157,6 +157,7 @@ class Dashboard:
 
     async def _show(self, request: Request, page: PageRoute) -> Response:
         view = self.make_view(request, dict(request.path_params), dict(request.query_params))
+        # Taken before the page is rendered: a notice is shown once, also if the page fails.
         notices = request.state.access.session.take_notices() if request.state.access.session else []
         try:
             rendered = await run_in_threadpool(self.render_page, page, view, request.scope, notices)
@@ -224,6 +225,7 @@ class Dashboard:
     def _show_message(self, request: Request, status: int, text: str) -> Response:
         access = getattr(request.state, "access", None)
         user = None if access is None else access.user
+        # Not one of PAGES: no entry of the navigation is marked.
         page = PageRoute("", "", "Not found" if status == 404 else "Error", "message.html", lambda view: {})
         values = {"page": page, "notices": [], "text": text, "status": status}
         return HTMLResponse(self._render("message.html", request.scope, user, values), status)
@@ -286,6 +288,7 @@ class Dashboard:
             text = await run_in_threadpool(perform_action, self, access.user, action, fields)
         except Error as error:
             text, is_error = str(error), True
+        # After a redirect, so that reloading the page does not send the form again.
         if access.session is not None:
             access.session.add_notice(text, is_error=is_error)
         return RedirectResponse(
@@ -323,6 +326,7 @@ class Dashboard:
         return response
 
     async def _sign_out(self, request: Request) -> Response:
+        # On the server: a copy of the cookie must be worth nothing either.
         self.sessions.end_session(request.cookies.get(self.sessions.cookie_name, ""))
         response = RedirectResponse(f"{request.scope.get('root_path', '')}/login", 303)
         response.headers.append("set-cookie", build_cookie(self.sessions.cookie_name, "", request.scope))

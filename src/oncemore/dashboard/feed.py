@@ -1,6 +1,6 @@
 """Live updates: one waiter on the store for all open pages.
 
-The feed waits for the store's change notification in one thread, whatever the number of open pages. After a
+The feed waits for the store's change notification in one thread, for any number of open pages. After a
 change it lets every stream compare its page with the one that it sent last; pages with the same address and
 role are rendered once. Two limits keep the cost for the workers small: a page is rendered at most once a
 second, and if rendering all pages takes long, the pause grows, so that it uses at most a tenth of a core.
@@ -81,7 +81,7 @@ class LiveFeed:
         if task is None or made_in < number:
             task = asyncio.create_task(self._measure_render(render))
             self._rendered[page] = number, task
-        # A stream that is closed while it waits must not cancel the rendering for the others.
+        # A stream that is closed while it waits must not cancel the rendering for other streams.
         return await asyncio.shield(task)
 
     async def _measure_render(self, render: Callable[[], Regions]) -> Regions:
@@ -106,7 +106,7 @@ class LiveFeed:
                 await asyncio.sleep(MAX_PAUSE_S)
             async with self._round:
                 self._round_number += 1
-                # Pages that nobody looks at any more are forgotten with the round they were rendered in.
+                # Pages that no stream follows any more are forgotten with the round they were rendered in.
                 self._rendered = {
                     page: kept for page, kept in self._rendered.items() if kept[0] >= self._round_number - 2
                 }

@@ -32,6 +32,9 @@ ERROR_SCHEMA = {
         "error": {"type": "object", "required": ["message"], "properties": {"message": {"type": "string"}}}
     },
 }
+#: The statuses of refusals: of a read, and of a change.
+READ_ERRORS = ("400", "401", "403", "404", "503")
+CHANGE_ERRORS = ("400", "401", "403", "404", "409", "413", "503")
 _PATH_PARAMETER = re.compile(r"\{(\w+)\}")
 
 
@@ -57,6 +60,7 @@ def build_document(root: str = "") -> dict[str, Any]:
 
 def describe_record(record: type) -> dict[str, Any]:
     """Return the JSON Schema of a record from the annotations of its fields."""
+    # Annotations are strings here: many of their types are imported for the type checker alone.
     notes = {name: str(note) for name, note in record.__annotations__.items()}
     fields = getattr(record, "_fields", ())
     return {
@@ -103,7 +107,7 @@ def _describe_route(route: ApiRoute) -> dict[str, Any]:
         "parameters": parameters,
         "responses": {
             "200": {"description": route.summary, "content": {"application/json": {"schema": schema}}},
-            **_describe_errors("400", "401", "403", "404", "503"),
+            **_describe_errors(READ_ERRORS),
         },
     }
 
@@ -129,7 +133,7 @@ def _describe_action(action: DashboardAction) -> dict[str, Any]:
         },
         "responses": {
             "200": {"description": "done", "content": {"application/json": {"schema": message}}},
-            **_describe_errors("400", "401", "403", "404", "409", "413", "503"),
+            **_describe_errors(CHANGE_ERRORS),
         },
     }
 
@@ -138,7 +142,7 @@ def _describe_field(field: ActionField) -> dict[str, Any]:
     return {**FIELD_TYPES[field.kind], "description": field.meaning}
 
 
-def _describe_errors(*statuses: str) -> dict[str, Any]:
+def _describe_errors(statuses: tuple[str, ...]) -> dict[str, Any]:
     content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     return {
         status: {"description": "refused; the message says why", "content": content} for status in statuses

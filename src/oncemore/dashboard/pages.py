@@ -114,6 +114,7 @@ def load_runs(view: PageView) -> PageValues:
     store = view.dashboard.engine.store
     wanted = parse_run_filter(view.query, store.now())
     page = find_runs(view, wanted)
+    # Only fields with a value, so that links and the shown command stay short.
     given = {name: view.query[name] for name in FILTER_FIELDS if view.query.get(name, "").strip()}
     older = urlencode({**given, "before": page.next_before}) if page.next_before else ""
     return {
@@ -179,6 +180,7 @@ def list_run_choices(timeline: RunTimeline) -> tuple[str, ...]:
     from oncemore.control.review import list_choices
 
     run = timeline.steps[-1].state
+    # Nothing is left to continue a pruned run with.
     if run.pruned_at:
         return ()
     if run.held_for:

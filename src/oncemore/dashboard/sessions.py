@@ -88,6 +88,7 @@ class SessionTable:
         check_role(user.role)
         token = secrets.token_urlsafe(32)
         with self._lock:
+            # The oldest links give way, so that their number stays small.
             self._links = dict(list(self._links.items())[-MAX_LINKS + 1 :])
             self._links[_hash_token(token)] = user, self._clock() + LINK_S
         return token

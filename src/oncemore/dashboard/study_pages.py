@@ -63,6 +63,7 @@ def load_what_if_page(view: PageView) -> PageValues:
     query = view.query
     names = ("since", "until", "step", "policy", "tuning", "intensity")
     given = {name: query.get(name, "").strip() for name in names}
+    # Without a policy or a tuning the comparison would show the record twice.
     is_asked = bool(given["policy"] or given["tuning"])
     report, notice = _compare_window(view, given) if is_asked else (None, "")
     return {

@@ -60,6 +60,7 @@ def load_review(view: PageView) -> PageValues:
     """Return the work list of operators and reviewers: quarantine, approvals and escalations."""
     engine = view.dashboard.engine
     wants_old = view.query.get("show") == "acknowledged"
+    # A run that waits for an approval is an item in quarantine too; it is shown once.
     items = engine.quarantine.list()
     waiting = {pending.run_id for pending in engine.approvals.list_waiting()}
     return {
@@ -158,6 +159,7 @@ def load_categories(view: PageView) -> PageValues:
     """Return attempts, success rate and average attempts by category, from the audit files."""
     from oncemore.queries.audit import AuditTrail, EventFilter, load_stream
 
+    # Read for each request: the files grow, and one that cannot be read must not hide the rest.
     files, summaries, faults = view.dashboard.options.audit_files, {}, []
     for name in files:
         try:

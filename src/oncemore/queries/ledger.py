@@ -60,6 +60,7 @@ def list_checkpoints(engine: Engine) -> list[CheckpointRow]:
 
     rows = []
     for record in read_checkpoints(engine):
+        # The first entry of a ledger chooses its name, and signs nothing yet.
         if record.note:
             checkpoint, _, signatures = parse_note(record.note)
             rows.append(
@@ -126,6 +127,7 @@ def verify_now(engine: Engine, keys: Sequence[VerifyKey], by: str) -> LedgerVerd
     from oncemore.errors import Error
     from oncemore.governance.ledger_verify import verify_ledger
 
+    # The time of this machine: the result is about this dashboard, and not about the log.
     started_at = time.time()
     try:
         report = verify_ledger(engine, keys)

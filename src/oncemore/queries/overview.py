@@ -207,6 +207,7 @@ def _describe_lost(
 ) -> Iterator[AttentionItem]:
     """Yield the attempts whose worker is gone: the next worker takes them over, if there is one."""
     alive = {worker.name for worker in workers if not worker.is_gone}
+    # An attempt without a name was read from a log of an earlier version.
     lost = [attempt for attempt in running if attempt.worker and attempt.worker not in alive]
     advice = "A worker takes it over." if alive else "No worker runs: start one (oncemore worker MODULE)."
     for attempt in lost[:MAX_SHOWN]:
@@ -232,6 +233,7 @@ def _describe_overdue(row: RunRow) -> AttentionItem:
 
 def _describe_breakers(engine: Engine) -> Iterator[AttentionItem]:
     for breaker in list_breakers(engine):
+        # A closed one needs no attention.
         if breaker.state != "CLOSED":
             detail = f"{breaker.state.replace('_', ' ').lower()} after {breaker.failures} failures"
             yield AttentionItem(

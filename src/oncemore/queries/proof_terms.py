@@ -55,6 +55,7 @@ def _failure_terms(proof: Mapping[str, Any]) -> Iterator[ProofTerm]:
     yield ProofTerm("failure", f"{failure.get('code') or 'an error'} ({failure.get('kind', '')})", rule)
     effect = "it cannot have taken effect" if failure.get("sent") == "no" else "it may have taken effect"
     yield ProofTerm("verdict", str(proof.get("verdict", "")).replace("_", " ").lower(), effect)
+    # An end that no policy has decided has no limit of attempts.
     limit = (proof.get("thresholds") or {}).get("max_attempts")
     if limit:
         yield ProofTerm("attempt", f"{proof.get('attempt', '')} of {limit}", "max_attempts of the policy")
@@ -66,6 +67,7 @@ def _delay_terms(proof: Mapping[str, Any], terms: Mapping[str, Any]) -> Iterator
     shape = (thresholds.get("schedule") or {}).get("shape", "")
     yield ProofTerm("planned delay", format_seconds(terms["planned_s"]), f"{shape} schedule of the policy")
     spread = (thresholds.get("jitter") or {}).get("spread", "none")
+    # Without jitter nothing was drawn, although the proof has a number.
     if spread != "none":
         seed = str((proof.get("inputs") or {}).get("seed", ""))
         yield ProofTerm("u", f"{terms['u']:.6f}", f"drawn from the run's seed {seed[:12]}…, {spread} jitter")

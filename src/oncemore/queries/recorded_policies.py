@@ -76,6 +76,7 @@ def find_policy_or_recorded(store: Store, address: str) -> Policy:
 
     head = store.load_head(entity_of(digest[:12]))
     record = None if head is None else decode_head(head.head, RecordedPolicy)
+    # The entity has the first digits of the digest only, so that the given ones are compared.
     if record is None or not record.digest.startswith(digest):
         raise UsageError(f"this store has no policy {address!r:.80}")
     return restore_policy(record.fields)
