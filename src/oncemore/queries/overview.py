@@ -178,11 +178,11 @@ HELD_TEXTS = {
 def _describe_held(row: RunRow) -> AttentionItem:
     why, advice = HELD_TEXTS.get(
         row.held_for,
-        (f"It is held: {row.held_for.replace('_', ' ')}.", "Look at the evidence, then decide."),
+        (f"It is held ({row.held_for.replace('_', ' ')}).", "Look at the evidence, then decide."),
     )
     # The message of an approval only repeats the reason.
     has_message = row.message and row.held_for != APPROVAL_NEEDED
-    detail = f"{why} {row.message}" if has_message else why
+    detail = f"{why.removesuffix('.')}: {row.message}" if has_message else why
     return AttentionItem("held", row.run_id, row.step, detail, row.changed, advice)
 
 
