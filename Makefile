@@ -5,9 +5,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ENGINES := .venv-engines
+RELEASE := .venv-release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench torture engines requirements browser clean
+.PHONY: help demo test check bench torture engines requirements browser build sbom supply-chain advisories lock clean
 
 help:
 	@echo "make demo          see it work: a pipeline is killed and finishes, others count (half a minute)"
@@ -18,6 +19,11 @@ help:
 	@echo "make engines       steps inside Celery, Dramatiq, Dask, Ray, Prefect, Dagster (installs them apart)"
 	@echo "make requirements  which requirements the last test run showed"
 	@echo "make browser       install Debian's chromium, with which the dashboard is tested"
+	@echo "make build         the wheel and the source archive, in dist/"
+	@echo "make sbom          SBOMs, licences and manifest of the wheel, in releases/VERSION/"
+	@echo "make supply-chain  are images, actions and dependencies pinned, and as in the SBOM?"
+	@echo "make advisories    known advisories about the dependencies (asks the index unless ADVISORIES=file)"
+	@echo "make lock          renew the pins with hashes in requirements/"
 	@echo "make clean         remove what the other targets made"
 
 # The demo needs the package alone; only the rest needs the tools. The larger set-up includes the
@@ -85,6 +91,41 @@ engines: $(ENGINES)/.ready
 requirements: $(VENV)/.dev
 	@$(BIN)/python tools/requirements.py
 
+# The tools of a release in an environment of their own, each file checked by its hash.
+$(RELEASE)/.ready: requirements/release.txt
+	@$(PYTHON) -m venv $(RELEASE) || { rm -rf $(RELEASE); exit 1; }
+	$(RELEASE)/bin/python -m pip install --quiet --require-hashes -r requirements/release.txt
+	@touch $@
+
+# The time of the last commit, so that the same source gives the same bytes.
+build: $(RELEASE)/.ready
+	rm -rf dist
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(RELEASE)/bin/python -m build --no-isolation --outdir dist .
+
+sbom: $(VENV)/.dev
+	@test -n "$$(ls dist/oncemore-*.whl 2>/dev/null)" || $(MAKE) build
+	@$(BIN)/python -m tools.release_files --wheel dist/oncemore-*.whl
+
+supply-chain: sbom
+	@$(BIN)/oncemore check supply-chain .
+	@$(BIN)/oncemore check supply-chain requirements/runtime.txt --sbom releases/*/sbom.spdx.json
+
+ADVISORIES ?= build/advisories.json
+# pip-audit ends with 1 if it found something; the check below reports it.
+build/advisories.json: $(RELEASE)/.ready requirements/runtime.txt
+	@mkdir -p build
+	-$(RELEASE)/bin/pip-audit --require-hashes -r requirements/runtime.txt --format json --output $@
+
+advisories: $(VENV)/.dev $(ADVISORIES)
+	@$(BIN)/oncemore check supply-chain requirements --advisories $(ADVISORIES)
+
+COMPILE := .tools/bin/uv pip compile --universal --generate-hashes --no-header --no-annotate -c constraints.txt
+lock:
+	$(PYTHON) -m pip install --quiet --target .tools uv
+	$(COMPILE) pyproject.toml -o requirements/runtime.txt
+	$(COMPILE) --extra dev pyproject.toml -o requirements/dev.txt
+	$(COMPILE) requirements/release.in -o requirements/release.txt
+
 clean:
-	rm -rf $(VENV) $(ENGINES) build dist .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .requirements-run.json
+	rm -rf $(VENV) $(ENGINES) $(RELEASE) build dist releases .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .requirements-run.json
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

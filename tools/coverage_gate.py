@@ -18,12 +18,13 @@ DECIDING = (
     "events.py", "jitter.py",
     "artifacts/*.py", "audit/*.py", "classifiers/classify.py", "control/*.py",
     "dashboard/drawings.py", "dashboard/request_rules.py", "dashboard/sessions.py",
-    "governance/*.py", "limits/*.py", "log/*.py", "maintenance/*.py",
-    "messaging/delivery.py", "messaging/driver.py", "messaging/inbox_flow.py", "messaging/message.py",
-    "messaging/relay.py", "messaging/signature.py",
+    "governance/*.py", "limits/*.py", "lineage/*.py", "lint/*.py", "lint/rules/*.py", "log/*.py",
+    "maintenance/*.py",
+    "messaging/delivery.py", "messaging/delivery_gate.py", "messaging/driver.py", "messaging/inbox_flow.py",
+    "messaging/message.py", "messaging/relay.py", "messaging/signature.py", "migrate/*.py",
     "policy/*.py", "policy/files/*.py", "profiles/exoarmur/*.py", "programs/store_secret.py",
-    "retries/*.py", "schedules/*.py", "simulate/*.py", "steps/*.py", "telemetry/*.py", "workers/*.py",
-    "workflows/*.py",
+    "retries/*.py", "schedules/*.py", "simulate/*.py", "steps/*.py", "supply_chain/*.py", "telemetry/*.py",
+    "workers/*.py", "workflows/*.py",
 )  # fmt: skip
 
 #: Files in these folders that are shown by tests with servers, clients and programs instead.

@@ -3,8 +3,10 @@
     releases/VERSION/sbom.cdx.json     CycloneDX 1.6
     releases/VERSION/sbom.spdx.json    SPDX 2.3
     releases/VERSION/licences.txt      the licence of each dependency
-    releases/VERSION/telemetry.json    the telemetry of the release, if --telemetry names it
     releases/VERSION/manifest.zip      manifest.json: the SHA-256 and size of all of these and of the wheel
+
+Other files that are in the folder already, such as those of `oncemore export telemetry`, are in the manifest
+too.
 
 The SBOMs have the dependencies of `requirements/runtime.txt` with all their hashes, so that
 `oncemore check supply-chain requirements/runtime.txt --sbom ...` can compare them. Both are validated before
@@ -217,8 +219,8 @@ def read_release_time() -> datetime:
     return datetime.fromtimestamp(int(seconds), UTC)
 
 
-def make_release(folder: Path, wheel: Path, telemetry: Path | None = None) -> list[Path]:
-    """Write all files of a release for a wheel, and return them."""
+def make_release(folder: Path, wheel: Path) -> list[Path]:
+    """Write the files of a release for a wheel; return all files of its folder, the manifest last."""
     folder.mkdir(parents=True, exist_ok=True)
     created = read_release_time()
     project = Part(PROJECT, __version__, (hash_file(wheel),), read_licence(PROJECT))
@@ -228,9 +230,7 @@ def make_release(folder: Path, wheel: Path, telemetry: Path | None = None) -> li
     write_document_to_file(make_spdx(project, parts, created), str(files[1]), validate=False)
     lines = [f"{part.name} {part.version}: {part.licence}\n" for part in (project, *parts)]
     files[2].write_text("".join(lines), encoding="utf-8")
-    if telemetry is not None:
-        files.append(folder / "telemetry.json")
-        files[-1].write_bytes(telemetry.read_bytes())
+    files = sorted(file for file in folder.iterdir() if file.is_file() and file.name != "manifest.zip")
     return [*files, make_manifest(folder, [*files, wheel], __version__)]
 
 
@@ -241,13 +241,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, default=ROOT / "releases" / __version__, help="the folder to write to"
     )
-    parser.add_argument("--telemetry", type=Path, help="the telemetry of the release, as exported")
     given = parser.parse_args(arguments)
     wheel = given.wheel
     if wheel is None:
         (ROOT / "dist").mkdir(exist_ok=True)
         wheel = build(ROOT / "dist")
-    for file in make_release(given.out, wheel, given.telemetry):
+    for file in make_release(given.out, wheel):
         print(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
     return 0
 

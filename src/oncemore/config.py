@@ -271,6 +271,8 @@ def _parse_settings(file: Path, content: bytes) -> dict[str, Any]:
             raise UsageError(
                 f"{file}: tool.oncemore is {describe_value(values)}; it takes a table of settings"
             )
+        # The table `tool.oncemore.lint` belongs to the linter, which reads it by itself.
+        values = {name: value for name, value in values.items() if name != "lint"}
     for name in values:
         if name not in EngineSettings._fields:
             raise UsageError(

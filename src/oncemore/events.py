@@ -320,6 +320,22 @@ class DeliveryHeld(Value):
     text: str
 
 
+class ExecutionRefused(Value):
+    """Work is not executed, because something that permits it cannot be verified or read.
+
+    reason   `policy_unverifiable` or `control_state_unknown`
+    subject  the policy file, or the step
+    text     what is wrong
+
+    The third doubt, an error that no rule of a governed policy knows, ends or holds the run: `AttemptFailed`
+    with the action `stop` or `quarantine`.
+    """
+
+    reason: str
+    subject: str
+    text: str
+
+
 #: The events of a run, and all events.
 RunEvent = (
     RunSubmitted
@@ -335,4 +351,12 @@ RunEvent = (
     | AttemptFailed
     | AttemptInterrupted
 )
-ProcessEvent = RunEvent | BreakerChanged | ConfigDrifted | StoreSizeExceeded | DeliveryFailed | DeliveryHeld
+ProcessEvent = (
+    RunEvent
+    | BreakerChanged
+    | ConfigDrifted
+    | StoreSizeExceeded
+    | DeliveryFailed
+    | DeliveryHeld
+    | ExecutionRefused
+)

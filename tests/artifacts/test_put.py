@@ -420,7 +420,7 @@ def test_an_artifact_made_by_hand_can_be_read_inside_a_step(engine: Engine) -> N
 def test_what_a_process_of_its_own_has_puts_away_without_the_log(tmp_path: Path) -> None:
     files = ChildArtifactWriter(FolderBackend(tmp_path), "out")
     seen = LoadedHead("run/key", 1, NOWHERE, RunRecord("RUNNING", "step", cfg_hash="cfg"))
-    attempt = RunningAttempt(seen, ChildStorage(files, None, None))  # type: ignore[arg-type]
+    attempt = RunningAttempt(seen, ChildStorage(files, None, None, {}))  # type: ignore[arg-type]
     made = attempt.put(b"x", site="KS")
     assert (made.name, made.site) == ("out", "KS")
     assert files.artifact_store.verify_object(made.digest, 1) == "valid"

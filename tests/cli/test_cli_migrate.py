@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING
-from unittest.mock import patch
 
 import pytest
 
-import oncemore
-from oncemore.migrate import files
 from tests.shell import run
 
 if TYPE_CHECKING:
@@ -77,34 +73,3 @@ def test_a_path_that_does_not_exist_is_a_usage_error(tmp_path: Path) -> None:
     shown = run("migrate", "tenacity", str(tmp_path / "gone"))
     assert shown.returncode == 2
     assert "does not exist; give files or folders" in shown.stderr
-
-
-def test_an_edit_during_the_migration_is_not_lost(project: Path) -> None:
-    path = project / "shop" / "orders.py"
-    original = files._write_diff
-
-    def edit_meanwhile(*arguments: object) -> str:
-        path.write_text(OLD + "# an edit\n")
-        return original(*arguments)  # type: ignore[arg-type]
-
-    with patch.object(files, "_write_diff", edit_meanwhile):
-        report = files.migrate_paths("stamina", [str(path)], write=True)
-    assert report.files[0].problem == "the file was changed while it was migrated; run the command again"
-    assert path.read_text() == OLD + "# an edit\n"
-
-
-def test_a_crash_before_the_rename_leaves_the_old_file(project: Path) -> None:
-    path = project / "shop" / "orders.py"
-    with patch("pathlib.Path.replace", side_effect=OSError(28, "No space left on device")):
-        report = files.migrate_paths("stamina", [str(path)], write=True)
-    assert report.files[0].problem == "not written: No space left on device"
-    assert path.read_text() == OLD
-    assert sorted(one.name for one in path.parent.iterdir()) == ["orders.py", "plain.py"]
-
-
-def test_a_missing_library_names_the_extra(project: Path) -> None:
-    with (
-        patch.dict(sys.modules, {"libcst": None}),
-        pytest.raises(oncemore.MissingExtra, match=r"pip install 'oncemore\[migrate\]'"),
-    ):
-        files.migrate_paths("stamina", [str(project)])

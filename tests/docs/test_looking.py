@@ -10,6 +10,7 @@ import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "how-to"
 PAGES = {
+    "find-harmful-retries.md": "loader.py",
     "find-out-why-it-waited.md": "flows.py",
     "prove-to-an-auditor.md": "pay.py",
     "recover-after-a-crash.md": "pay.py",

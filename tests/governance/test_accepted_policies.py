@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,12 +16,12 @@ from oncemore.governance import accepted_policies
 from oncemore.log.entry_codec import read_body
 from oncemore.log.store import Conflict
 from oncemore.policy import files
+from oncemore.queries.ledger_reports import write_reports
 from oncemore.queries.policy_signatures import list_accepted, verify_policy
 from oncemore.testing import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.signed_policies import PolicySigners
 
@@ -181,6 +183,15 @@ def test_each_bump_is_one_entry_with_versions_digests_person_and_reason(
         "fewer calls",
     )
     assert "steward" in second["signature"]
+    # In the file of the ledger, a bump is one entry too.
+    (path_of_file,) = (path for path in write_reports(engine, Path("reports")) if "versioning" in path)
+    entries = json.loads(Path(path_of_file).read_text("utf-8"))["entries"]
+    bumps = [entry for entry in entries if entry["kind"] == "policy_version" and entry["policy"] == "mine"]
+    assert [entry["new_version"] for entry in bumps] == ["retry-loop-v1.0", "retry-loop-v1.1"]
+    assert bumps[1]["old_version"] == "retry-loop-v1.0"
+    assert (bumps[1]["old_digest"], bumps[1]["new_digest"]) == (first["new_digest"], second["new_digest"])
+    assert (bumps[1]["by"], bumps[1]["reason"]) == ("operator", "fewer calls")
+    assert len({entry["id"] for entry in entries}) == len(entries)
 
 
 def test_a_changed_copy_of_an_older_policy_is_refused_as_well(

@@ -264,18 +264,48 @@ def test_the_retry_log_has_one_entry_per_operation_that_did_not_succeed_at_once(
     assert len(retries) == len({entry["id"] for entry in retries}) == 4
 
 
+@pytest.mark.req("GOV-6")
 def test_every_entry_has_attempts_error_classes_datasets_and_labels_or_a_reason(
     engine: Engine, clock: FakeClock
 ) -> None:
+    engine.datasets.register("soils", care_label="Public · Low-Risk", reason="first", by="steward")
     fail_and_recover(engine)
+    engine.datasets.block("soils", reason="objection", by="council")
+    with pytest.raises(oncemore.Quarantined):
+        oncemore.step(effect="idempotent", name="poll", dataset="soils")(len)("held")
+    items = engine.quarantine.list()
+    assert {item.step for item in items} == {"review", "poll"}
+    for item in items:
+        for field in ("error_classes", "dataset", "care_label"):
+            assert bool(getattr(item, field)) != bool(item.without.get(field)), (item, field)
+        assert item.attempts == (1 if item.step == "review" else 0)
+    (held,) = (item for item in items if item.step == "poll")
+    assert (held.dataset, held.care_label) == ("soils", "Public · Low-Risk")
+    assert held.error_classes == ("GOVERNANCE_BLOCKED",)
+    engine.switches.on(reason="stop", by="an operator", step="pay")
     reports = build_reports(engine)
-    quarantined = [entry for entry in reports["versioning_ledger"] if entry["kind"] == "quarantine"]
-    assert len(quarantined) == 1
-    for entry in (*reports["pipeline_retry_log"], *quarantined):
+    kinds = {entry["kind"] for entry in reports["versioning_ledger"]}
+    assert {"quarantine", "decision", "policy_version"} <= kinds
+    for entry in (*reports["pipeline_retry_log"], *reports["versioning_ledger"]):
         for field in ("attempts", "error_classes", "dataset_ids", "care_labels"):
-            assert entry[field] or entry["without"][field], (entry, field)
-        if entry.get("stage_name") == "poll":
-            assert entry["dataset_ids"] == ["soils"]
+            assert bool(entry[field]) != bool(entry["without"].get(field)), (entry, field)
+        if "poll" in (entry.get("stage_name"), entry.get("step")):
+            assert (entry["dataset_ids"], entry["care_labels"]) == (["soils"], ["Public · Low-Risk"])
+
+
+def test_the_label_is_the_one_at_the_time_of_the_failure(engine: Engine, clock: FakeClock) -> None:
+    engine.datasets.register("soils", care_label="Public · Low-Risk", reason="first", by="steward")
+    fail_and_recover(engine)
+    before = build_reports(engine)
+    engine.datasets.label("soils", care_label="Restricted · Council only", reason="letter 17", by="council")
+    after = build_reports(engine)
+    assert after["pipeline_retry_log"] == before["pipeline_retry_log"]
+    size = len(before["versioning_ledger"])
+    assert after["versioning_ledger"][:size] == before["versioning_ledger"]
+    (relabelled,) = after["versioning_ledger"][size:]
+    assert relabelled["care_labels"] == ["Restricted · Council only"]
+    labels = {label for entry in after["pipeline_retry_log"] for label in entry["care_labels"]}
+    assert labels == {"Public · Low-Risk"}
 
 
 def test_the_versioning_ledger_has_policies_decisions_and_removals(engine: Engine, clock: FakeClock) -> None:

@@ -14,6 +14,7 @@ import pytest
 from oncemore import cli
 from oncemore.lint.check import check_source
 from oncemore.lint.rules import DEFAULT_RULES, RULES
+from tools import lint_corpus, lint_pages
 
 SAMPLES = Path(__file__).parent / "samples"
 MARK = re.compile(r"# finds (OM\d{3})")
@@ -92,3 +93,21 @@ def test_the_examples_of_a_page_are_judged_as_the_page_says(rule: str) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_the_good_example_of_a_page_runs(rule: str) -> None:
     exec(compile(bad_and_good_blocks(rule)[1], f"{rule}.md", "exec"), {"__name__": "page"})  # noqa: S102
+
+
+def test_the_pages_in_the_docs_are_those_of_the_rules() -> None:
+    assert lint_pages.find_differences() == [], "run python tools/lint_pages.py --write"
+
+
+def test_the_table_of_precision_is_that_of_the_judged_findings() -> None:
+    page = (lint_pages.ROOT / "docs/explanation/lint-precision.md").read_text(encoding="utf-8")
+    rows = re.findall(r"(?m)^\| (OM\d{3}) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", page)
+    judged = lint_corpus.count_judged()
+    assert [row[0] for row in rows] == list(RULES)
+    for rule, findings, read, true, false in rows:
+        counts = judged.get(rule, {})
+        assert (int(true), int(false)) == (counts.get("true", 0), counts.get("false", 0)), rule
+        assert int(read) == int(true) + int(false) <= int(findings)
+        # One false finding of ten is the limit for each rule.
+        assert int(false) * 10 < max(1, int(read)), rule
+    assert sum(int(row[2]) for row in rows) >= 200

@@ -24,6 +24,8 @@ LEFT_ALONE = {
         "tenacity.retry(STOP, wait=WAIT, stop=STOP)": "sleep= has no counterpart",
         "tenacity.retry(stop=STOP)": "stop=STOP is not a strategy",
         "tenacity.retry(stop=tenacity.stop_after_attempt(2), wait=WAIT)": "wait=WAIT is not a strategy",
+        "tenacity.retry(stop=tenacity.stop_after_attempt(2), wait=M())": "wait=M() is not a strategy",
+        "tenacity.retry(stop=tenacity.stop_after_attempt(2), retry=tenacity.retry_if_result(lambda a, *b: a))": "one parameter",
         "tenacity.retry(stop=tenacity.stop_after_attempt(2), wait=tenacity.wait_exception(f))": "wait_exception has no",
         "tenacity.retry(stop=tenacity.stop_after_attempt(N), wait=tenacity.wait_exponential())": "add a maximum",
         "tenacity.retry(stop=tenacity.stop_after_attempt(N), wait=tenacity.wait_exponential(M))": "add max=",
@@ -77,6 +79,7 @@ LEFT_ALONE = {
         "backoff.on_exception(backoff.expo, OSError, max_tries=3, jitter=f)": "function of your own",
         "backoff.on_exception(backoff.expo, OSError, max_tries=3, base=f)": "base=f is not a number",
         "backoff.on_exception(backoff.constant, OSError, interval=[f])": "intervals are not numbers",
+        "backoff.on_exception(backoff.constant, OSError, interval=[1], max_tries=FIVE)": "beside a list of intervals",
         "backoff.on_exception(backoff.expo, OSError, max_tries=3, on_giveup=f)": "on_giveup=",
         "backoff.on_exception(backoff.expo, OSError, max_tries=3, raise_on_giveup=f)": "not True or False",
         "backoff.on_exception(backoff.expo, OSError, max_tries=3, raise_on_giveup=False, giveup=f)": "with giveup=",
@@ -96,7 +99,9 @@ LEFT_ALONE = {
 @pytest.mark.parametrize("library", LEFT_ALONE)
 def test_a_call_without_counterpart_is_left_alone_for_a_reason(library: str) -> None:
     works = [f"@{one}\ndef work{n}(): ...\n" for n, one in enumerate(LEFT_ALONE[library])]
-    source = f"import {library}\nOPTIONS, M, STOP, WAIT, f, N, MEMBERS = read()\n\n" + "\n".join(works)
+    source = f"import {library}\nFIVE = 5\nOPTIONS, M, STOP, WAIT, f, N, MEMBERS = read()\n\n" + "\n".join(
+        works
+    )
     migrated = migrate(source, library)
     assert [call.call for call in migrated.calls if call.is_rewritten] == []
     assert migrated.source == source.encode()
@@ -225,6 +230,137 @@ def test_formatting_comments_and_needed_imports_are_kept() -> None:
     assert migrated.source.decode() == AFTER
     assert [(call.line, len(call.differences)) for call in migrated.calls] == [(17, 0), (26, 1)]
     assert "does not start a wait that does not fit" in migrated.calls[1].differences[0]
+
+
+VARIED = """# A header.
+from collections import *
+# About retries.
+import tenacity
+import time
+from tenacity import (retry, stop_after_attempt, wait_fixed as pause)
+from tenacity import wait_exponential, wait_random, RetryError
+from tenacity import (RetryAction, retry_if_exception)
+from tenacity import (
+    Future,  # kept
+    AsyncRetrying
+)
+from tenacity import (WrappedFn,
+    stop_never, stop_any)
+from tenacity import (after_log,
+    wait_combine)
+
+__all__ = ["wait_random"]
+
+
+@retry(
+    stop=stop_after_attempt(2 * 2),
+    wait=wait_exponential(
+        multiplier=3,  # seconds
+        exp_base=1e200,
+    ) + wait_random(
+        0, 1
+    ),
+    retry=tenacity.retry_if_exception_type((*ERRORS, OSError)),
+    before_sleep=None, sleep=time.sleep, reraise=True,
+)
+@cached
+def load():
+    def inner():
+        yield 1
+    return inner, lambda: (yield)
+
+
+def lazily():
+    # Only here.
+    import tenacity as again
+
+    return again.retry(stop=again.stop_after_attempt(2), reraise=True)
+
+
+async def alone():
+    import tenacity as again
+    @again.retry(stop=again.stop_after_attempt(2), wait=wait_combine(pause(1)), reraise=True, retry=retry_if_exception(partial(
+        is_lost, "x"
+    )))
+    def inner(): ...
+    async for attempt in AsyncRetrying(stop=stop_any(stop_after_attempt(2)), reraise=True):
+        with attempt: pass
+
+
+try:
+    from tenacity import wait_none
+except ImportError: ...
+@retry(stop=stop_after_attempt(1), wait=wait_none(), reraise=True)
+def last(): ...
+"""
+VARIED_AFTER = """# A header.
+from collections import *
+# About retries.
+import time
+from tenacity import wait_random, RetryError
+from tenacity import (RetryAction)
+from tenacity import (
+    Future,  # kept
+)
+from tenacity import (WrappedFn,
+    stop_never)
+from tenacity import (after_log,
+    )
+import oncemore
+
+__all__ = ["wait_random"]
+
+
+# seconds
+@oncemore.retry(
+    on=(*ERRORS, OSError),
+    attempts=2 * 2,
+    wait=[3, 3e+200, 1e+300],
+    jitter=oncemore.jitter.additive(1),
+)
+@cached
+def load():
+    def inner():
+        yield 1
+    return inner, lambda: (yield)
+
+
+def lazily():
+    # Only here.
+
+    return oncemore.retry(on=Exception, attempts=2, wait=0)
+
+
+async def alone():
+    @oncemore.retry(
+        on=partial( is_lost, "x" ),
+        attempts=2,
+        wait=1,
+    )
+    def inner(): ...
+    async for attempt in oncemore.attempts(on=Exception, attempts=2, wait=0):
+        with attempt: pass
+
+
+try:
+    pass
+except ImportError: ...
+@oncemore.retry(on=Exception, attempts=1, wait=0)
+def last(): ...
+"""
+
+
+def test_imports_of_all_forms_are_mended() -> None:
+    migrated = migrate(VARIED, "tenacity")
+    assert [call.reason for call in migrated.calls] == [""] * 5
+    assert migrated.source.decode() == VARIED_AFTER
+
+
+def test_a_time_limit_of_backoff_is_a_difference() -> None:
+    source = "import backoff\n@backoff.on_exception(backoff.expo, OSError, max_tries=3, max_time=9)\ndef f(): ...\n"
+    migrated = migrate(source, "backoff")
+    assert "total_timeout=9" in migrated.source.decode()
+    assert len(migrated.calls[0].differences) == 1
 
 
 def test_exact_leaves_calls_with_differences_alone() -> None:

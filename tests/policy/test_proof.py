@@ -207,7 +207,7 @@ def test_the_explanation_shows_the_draw_and_the_tuning() -> None:
     text = decide_retry(policy, failed(1, seed="x", signals=Signals(500.0, 0.1, 0.0))).explain()
     assert "u * min(30, 5) =" in text
     assert "drawn from its seed" in text
-    assert "Tuned by 2 for carbon and price and 1 for the deadline" in text
+    assert "s x 2 x 1 (grid intensity 500 g/kWh on the scale from 250 to 500: +1; price 0.1 USD/kWh" in text
     assert "not known" not in text
 
 
@@ -243,6 +243,7 @@ def test_every_schedule_and_jitter_has_its_formula(shape: str, spread: str) -> N
         (5, "5 s"),
         (82.1423, "82.14 s"),
         (250, "4 min 10 s"),
+        (599.9, "10 min 0 s"),
         (7500, "2 h 5 min"),
         (1e6, "277 h 46 min"),
     ],

@@ -49,7 +49,7 @@ def test_every_client_is_done_once_and_each_call_is_counted() -> None:
             assert sum(rate for _, rate in parts) * result.time_s / 10 == pytest.approx(result.calls)
 
 
-def test_a_server_with_room_for_all_rejects_nobody() -> None:
+def test_a_server_with_room_for_all_requests_rejects_none() -> None:
     options = StormOptions(model="capacity", capacity=30)
     results = [run_storm(one, 30, options, "s", random.Random("s")) for one in list_strategies(options)]
     assert all((one.calls, one.failures) == (30, 0) for one in results)
@@ -74,7 +74,7 @@ def test_two_strategies_of_one_name_are_refused() -> None:
         simulate_storms(list_strategies(options)[:1] * 2, [2], options, "s", 1)
 
 
-def test_the_command_draws_and_repeats_itself(tmp_path: Path) -> None:
+def test_the_command_draws_and_gives_the_same_bytes(tmp_path: Path) -> None:
     words = ("storm", "--clients", "20", "--sizes", "2", "--rounds", "2", "--policy", "standard")
     assert run(*words, "--html", "-").stdout == run(*words, "--html", "-").stdout
     report = told(*words)

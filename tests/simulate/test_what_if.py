@@ -93,22 +93,32 @@ def test_each_figure_has_both_columns_and_their_difference(incident: Path) -> No
         "quicker", max_attempts=60, schedule=oncemore.backoff.fixed(10.0), jitter=NO_JITTER
     )
     # Below the thresholds of tuning: the recorded side is decided as it was.
-    world = SimulatedWorld(SignalTimeline([(0.0, 200.0)]), SignalTimeline([(0.0, 0.1)]), ENERGY)
+    world = SimulatedWorld(SignalTimeline([(0.0, 200.0)]), SignalTimeline([(0.0, 0.1)]))
     options = SimulationOptions(policies={"": quicker}, world=world, both=True)
-    report = compare_runs(load(incident), options)
+    runs = load(incident)
+    report = compare_runs(runs, options)
     figures, quick = {figure.field: figure for figure in report.figures}, report.after.attempts
-    for field, before, after in (
+    simulated = [WhatIf(lambda run, own: quicker).simulate_run(one) for one in runs]
+    before = sum(attempt.values.energy_kwh or 0.0 for one in runs for attempt in one.attempts)
+    first = sum(one.attempts[0].values.energy_kwh or 0.0 for one in runs)
+    after = sum(
+        one.run.attempts[attempt.source].values.energy_kwh or 0.0
+        for one in simulated
+        for attempt in one.attempts
+    )
+    assert 0.0 < first < before < after
+    for field, low, high in (
         ("attempts", 36, quick),
-        ("energy_kwh", 36 * ENERGY, quick * ENERGY),
-        ("carbon_kg", 36 * ENERGY * 0.2, quick * ENERGY * 0.2),
-        ("cost_usd", 36 * ENERGY * 0.1, quick * ENERGY * 0.1),
+        ("energy_kwh", before, after),
+        ("carbon_kg", before * 0.2, after * 0.2),
+        ("cost_usd", before * 0.1, after * 0.1),
         ("repeated_attempts", 30, quick - 6),
-        ("repeated_kwh", 30 * ENERGY, (quick - 6) * ENERGY),
+        ("repeated_kwh", before - first, after - first),
         ("missed_deadlines", 0, 0),
     ):
-        assert figures[field].before == pytest.approx(before)
-        assert figures[field].after == pytest.approx(after)
-        assert figures[field].difference == pytest.approx(after - before)
+        assert figures[field].before == pytest.approx(low)
+        assert figures[field].after == pytest.approx(high)
+        assert figures[field].difference == pytest.approx(high - low)
     duration = figures["duration_s"]
     assert duration.difference == pytest.approx(duration.after - duration.before)  # type: ignore[operator]
     assert duration.before is not None
@@ -125,7 +135,7 @@ def test_an_incident_with_tuning_has_less_carbon_and_meets_the_same_deadlines(
     grid.write_text(f"time,g\n{start - 1},620\n{start + 6 * 600},120\n")
     report = told(
         "simulate", "--store", str(incident), "--tuning", "compare", "--intensity", str(grid),
-        "--attempt-energy", f"{ENERGY}", "--price", "0.31", "--svg", str(tmp_path / "curves.svg"),
+        "--price", "0.31", "--svg", str(tmp_path / "curves.svg"),
     )  # fmt: skip
     before, after = report["before"], report["after"]
     assert after["carbon_kg"] < before["carbon_kg"]
@@ -145,8 +155,10 @@ def test_an_incident_with_tuning_has_less_carbon_and_meets_the_same_deadlines(
 @pytest.mark.req("SIM-4")
 def test_two_simulations_give_the_same_bytes(incident: Path) -> None:
     words = ("simulate", "--store", str(incident), "--policy", "standard", "--attempt-energy", "0.5")
-    for form in (["--json"], ["--html", "-"], ["--markdown", "-"], ["--svg", "-"], []):
-        first, second = run(*words, *form), run(*words, *form, TZ="Asia/Tokyo")
+    for form in (["--json"], ["--html", "-"]):
+        # Two processes, in two time zones and with two hash seeds.
+        first = run(*words, *form, PYTHONHASHSEED="1")
+        second = run(*words, *form, TZ="Asia/Tokyo", PYTHONHASHSEED="2")
         assert first.returncode == 0, first.stderr
         assert first.stdout == second.stdout
         assert len(first.stdout) > 300
@@ -273,6 +285,12 @@ def test_signals_of_the_simulated_time_tune_the_delay_and_give_the_carbon() -> N
     assert again.attempts[1].values.grid_intensity == 100.0
     assert again.attempts[1].values.carbon_kg == pytest.approx(0.1)
     assert again.attempts[1].values.cost_usd == pytest.approx(0.1 + 1.0 * 3.6 / 3600)
+    # A recorded cost of the machine is kept.
+    priced = recorded.attempts[0]._replace(values=MeasuredValues(energy_kwh=1.0, unit_cost_usd_per_h=7.2))
+    dear = WhatIf(lambda run, own: tuned, world).simulate_run(
+        recorded._replace(attempts=(priced, *recorded.attempts[1:]))
+    )
+    assert dear.attempts[0].values.cost_usd == pytest.approx(0.1 + 1.0 * 7.2 / 3600)
     # Without other signals, an attempt that moved gets those that the record has for its new time.
     first = recorded.attempts[0]
     assert first.situation is not None
@@ -287,6 +305,10 @@ def test_a_deadline_is_missed_after_it_or_by_a_failure() -> None:
     recorded = make_run("FAILED", "COMPLETE", deadline=12.0)
     assert not WhatIf().simulate_run(recorded).misses_deadline
     assert WhatIf(lambda run, own: fixed(30.0)).simulate_run(recorded).state == "HARD_FAIL"
+    # The second failure comes later than recorded, and its wait of 12 s no longer fits before the deadline.
+    later = make_run("FAILED", "FAILED", "COMPLETE", deadline=25.0)
+    assert WhatIf().simulate_run(later).state == "COMPLETE"
+    assert WhatIf(lambda run, own: fixed(12.0)).simulate_run(later).state == "HARD_FAIL"
     report = compare_runs([recorded], SimulationOptions(policies={"": fixed(30.0)}))
     assert report.newly_missed == ("r1",)
     assert report.examples[0].deadline == "now missed"
@@ -299,9 +321,16 @@ def test_curves_add_up_and_hold_every_attempt() -> None:
 
 
 def test_without_energy_the_report_says_so_and_no_runs_are_an_error(every_kind: list[RecordedRun]) -> None:
-    report = compare_runs(every_kind, SimulationOptions())
-    assert report.curve == "attempts"
-    assert any("no energy value" in note for note in report.notes) or report.before.energy_kwh is not None
+    silent = [
+        one._replace(attempts=tuple(attempt._replace(values=MeasuredValues()) for attempt in one.attempts))
+        for one in every_kind
+    ]
+    report = compare_runs(silent, SimulationOptions())
+    assert (report.curve, report.before.energy_kwh) == ("attempts", None)
+    assert any("no energy value" in note for note in report.notes)
+    assumed = compare_runs(silent, SimulationOptions(world=SimulatedWorld(energy_kwh=ENERGY)))
+    assert assumed.after.energy_kwh == pytest.approx(assumed.after.attempts * ENERGY)
+    assert any("No grid intensity" in note for note in assumed.notes)
     with pytest.raises(UsageError, match="no recorded run matches"):
         compare_runs([], SimulationOptions())
 

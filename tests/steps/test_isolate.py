@@ -194,7 +194,11 @@ def seen(checkpoint: int = 0) -> LoadedHead:
 def parent(keep: Callable[[RunningAttempt, Any], Any] | None = None, **more: Any) -> RunningAttempt:
     """Return the attempt as the process that called has it."""
     backend: Any = SimpleNamespace(
-        now=lambda: 5.0, save_checkpoint=keep, find_recorded_artifact=lambda record: None, artifact_name=""
+        now=lambda: 5.0,
+        save_checkpoint=keep,
+        find_recorded_artifact=lambda record: None,
+        artifact_name="",
+        load_recorded_inputs=lambda head: {},
     )
     return RunningAttempt(seen(), backend, **more)
 
@@ -204,7 +208,15 @@ def where(work: Any) -> tuple[str, str]:
 
 
 def letter(**more: Any) -> dict[str, Any]:
-    return {"head": seen(), "limit_s": None, "checkpoint": None, "writer": NO_FILES, "engine": b"", **more}
+    return {
+        "head": seen(),
+        "limit_s": None,
+        "checkpoint": None,
+        "writer": NO_FILES,
+        "engine": b"",
+        "inputs": {},
+        **more,
+    }
 
 
 def job(work: Any, *args: Any, **kwargs: Any) -> Any:

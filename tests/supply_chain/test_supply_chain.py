@@ -165,6 +165,17 @@ def test_requirements_files_are_read_as_pip_reads_them(tmp_path: Path) -> None:
     assert [one[0] for one in check(tmp_path, {name: ranges})] == ["dependency-not-pinned"] * 3
 
 
+def test_a_line_that_is_not_a_requirement_is_a_finding(tmp_path: Path) -> None:
+    found = check(tmp_path, {"requirements.txt": "!!!\n"})
+    assert [one[0] for one in found] == ["dependency-not-pinned", "dependency-without-hash"]
+
+
+def test_a_file_is_checked_once_and_a_named_file_whatever_its_name(tmp_path: Path) -> None:
+    (tmp_path / "deps.list").write_text("attrs==1\n")
+    report = check_supply_chain([str(tmp_path / "deps.list"), str(tmp_path / "deps.list")])
+    assert (report.files, len(report.findings)) == (1, 1)
+
+
 def test_included_files_are_checked_too(tmp_path: Path) -> None:
     files = {"requirements.txt": "-r more/base.list\n-r gone.txt\n", "more/base.list": "attrs==1\n"}
     # base.list is a requirements file because another one includes it.
@@ -180,11 +191,12 @@ OSV = {
             "package": {"ecosystem": "PyPI", "name": "Attrs"},
             "ranges": [
                 {"type": "GIT", "events": [{"introduced": "0"}]},
+                {"type": "ECOSYSTEM", "events": []},
                 {
                     "type": "ECOSYSTEM",
                     "events": [
-                        {"introduced": "0"}, {"fixed": "20.1"}, {"introduced": "24"}, {"last_affected": "25.1.0"},
-                        {"introduced": "30"},
+                        {"fixed": "9"}, {"introduced": "0"}, {"fixed": "20.1"}, {"introduced": "24"},
+                        {"last_affected": "25.1.0"}, {"introduced": "30"}, {"introduced": "40"},
                     ],
                 },
             ],

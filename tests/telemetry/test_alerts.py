@@ -14,6 +14,7 @@ from oncemore import cli
 from oncemore.audit import AuditFile
 from oncemore.audit.events import (
     AuditEvent,
+    Idempotency,
     RetryAttempt,
     RetryExhausted,
     RetryRefused,
@@ -111,7 +112,8 @@ def test_exhaustion_above_the_threshold_names_the_main_error_and_the_causes() ->
         ("SQLSTATE_40001", "database pressure"),
         ("TIMEOUT_POOL", "database pressure"),
         ("HTTP_429", "throttling by the provider"),
-        ("EXC_ValueError", "upstream outage or database pressure"),
+        ("EXC_ValueError", "fault of the work or its data"),
+        ("UNHEARD_OF", "upstream outage or database pressure"),
         ("", "upstream outage or database pressure"),
     ],
 )
@@ -179,7 +181,10 @@ def test_a_sink_counts_exhausted_operations_too() -> None:
         **IDS, retry_category="C", timestamp=format_rfc3339(0.0), total_attempts=1, reason="not_retryable",
         not_before=None, exception_type="ValueError", exception_message="",
     )  # fmt: skip
-    report = find_audit_alerts([refused, retry_event(5.0)], 0.0, 10.0, RULES)
+    hit = Idempotency(
+        **IDS, retry_category="C", timestamp=format_rfc3339(1.0), idempotency_key="k", action="hit"
+    )
+    report = find_audit_alerts([refused, hit, retry_event(5.0)], 0.0, 10.0, RULES)
     assert (report.retries, report.operations, report.alerts) == (1, 1, ())
 
 

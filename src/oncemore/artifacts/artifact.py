@@ -194,7 +194,9 @@ class Artifact(_StoredArtifact):
 
     def open(self) -> BinaryIO:
         """Return its bytes, verified, as a seekable file for reading."""
-        return self._find_reader().open(self.digest, self.size)
+        reader = self._find_reader()
+        self._note_read()
+        return reader.open(self.digest, self.size)
 
     def read(self) -> bytes:
         """Return its bytes, verified."""
@@ -203,7 +205,20 @@ class Artifact(_StoredArtifact):
 
     def path(self) -> Path:
         """Return the path of its bytes after verifying them; only a local folder has paths."""
-        return self._find_reader().path(self.digest, self.size)
+        reader = self._find_reader()
+        self._note_read()
+        return reader.path(self.digest, self.size)
+
+    def _note_read(self) -> None:
+        """Record the read as an input of the current attempt, if there is one."""
+        # Imported here: an artifact is also read where no step is ever called.
+        from oncemore.steps.attempt import CURRENT
+
+        attempt = CURRENT.get()
+        if attempt is not None:
+            from oncemore.steps.inputs import note_read
+
+            note_read(attempt, self)
 
     def _find_reader(self) -> ArtifactStore:
         # A copy or an unpickled value has no _reader.

@@ -89,7 +89,7 @@ class ArtifactStore:
         with convert_os_errors(backend, "be written to"):
             upload = backend.start_upload()
         try:
-            for data in _read_chunks(content):
+            for data in read_chunks(content):
                 hasher.update(data)
                 size += len(data)
                 # Not around the loop: an OSError of the content is the caller's, not the backend's.
@@ -181,7 +181,7 @@ def _verify_file(file: BinaryIO, digest: str, size: int) -> BinaryIO:
     return file
 
 
-def _read_chunks(content: Content) -> Iterator[bytes]:
+def read_chunks(content: Content) -> Iterator[bytes]:
     """Return content in chunks: bytes, the file at a path, or the rest of a binary file."""
     if isinstance(content, bytes | bytearray | memoryview):
         view = memoryview(content).cast("B")

@@ -59,12 +59,14 @@ def alerts(store: str | None, in_json: bool, audit: IO[str] | None, watch: bool,
     """
     from oncemore.telemetry.alerts import AlertRules
 
+    # A file of events has no settings, so that there are no sinks to notify.
     if audit is not None and (notify or store or watch):
         raise click.UsageError(
             "--audit reads a file; leave out --store, --notify and --watch.", click.get_current_context()
         )
     if watch and options["until"]:
         raise click.UsageError("--watch has no end; leave out --until.", click.get_current_context())
+    # The names of the options are short; the order is that of the rules.
     rules = AlertRules(options["retries"], options["exhausted"], options["window"], options["operations"])
     out = OutputWriter(in_json=in_json)
     if watch:
@@ -74,6 +76,7 @@ def alerts(store: str | None, in_json: bool, audit: IO[str] | None, watch: bool,
         out.write_json(report)
     else:
         _print_report(out, report)
+    # For scripts: `oncemore alerts || page-the-operator`.
     return 1 if report.alerts else 0
 
 
@@ -84,6 +87,7 @@ def _find_alerts(
     from oncemore.queries.stores import open_existing, open_read_only
     from oncemore.queries.times import parse_instant
 
+    # `now` is that of the store, whose clock all of its entries have.
     def find_period(now: float) -> tuple[float, float]:
         until = now if options["until"] is None else parse_instant(options["until"], now)
         return parse_instant(options["since"], now), until
@@ -113,6 +117,7 @@ def _watch_alerts(out: OutputWriter, find: Callable[[], AlertReport], every: flo
         for kind, alert in current.items():
             if kind not in active:
                 _write_alert(out, alert)
+        # An episode that has ended may begin again, and is printed then.
         active = set(current)
         time.sleep(every)
     return 0
@@ -125,11 +130,13 @@ def _write_alert(out: OutputWriter, alert: RetryAlert) -> None:
     from oncemore.queries.times import format_time
 
     out.write_paragraph(f"{format_time(alert.began)}  {alert.text}", "red")
+    # Some of the records, as the next place to look.
     steps = ", ".join(alert.operations)
     out.write_paragraph(f"{steps}; see {', '.join(alert.records)}", "dim", "  ")
 
 
 def _print_report(out: OutputWriter, report: AlertReport) -> None:
+    # The alerts first, and the counts behind them as the last line.
     for alert in report.alerts:
         _write_alert(out, alert)
     counts = f"{report.retries:,} retry events, {report.operations:,} ended operations"

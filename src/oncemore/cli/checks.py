@@ -85,6 +85,7 @@ def supply_chain(paths: tuple[str, ...], sbom: tuple[str, ...], advisories: tupl
 
 def _print_findings(out: OutputWriter, report: SupplyChainReport) -> None:
     for finding in report.findings:
+        # Path and line first, so that editors and terminals open the place.
         out.write_line(f"{finding.path}:{finding.line}: {finding.rule}: {finding.text}", "red")
     counts = f"{report.files} files, {report.dependencies} dependencies"
     if report.sbom_components:

@@ -40,7 +40,7 @@ DEMO_OPTIONS = {
 
 
 @documented_command("demo", EXAMPLES)
-@click.argument("story", type=click.Choice(list(DEMO_OPTIONS)), default="pipeline")
+@click.argument("story", metavar="[DEMO]", type=click.Choice(list(DEMO_OPTIONS)), default="pipeline")
 @flag_option("--fast", "Use shorter delays.")
 @value_option("--seed", "TEXT", "Repeat a demo: the same orders get the same faults.")
 @flag_option("--keep", "Keep the folder with the program, its log and its table.")

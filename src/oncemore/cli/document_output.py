@@ -27,13 +27,15 @@ def print_blocks(out: OutputWriter, blocks: Sequence[Block]) -> None:
     """Print a document in the terminal."""
     from oncemore.queries.documents import ChartBlock, HeadingBlock, TableBlock, TextBlock
 
+    # An empty line between blocks, and none before the first.
     for number, block in enumerate(blocks):
         if number:
             out.write_line()
         if isinstance(block, HeadingBlock):
             out.write_line(block.text, "bold")
         elif isinstance(block, TextBlock):
-            out.write_paragraph(block.text, "dim" if block.is_code else "")
+            # A command line is not wrapped, so that it can be copied.
+            (out.write_line if block.is_code else out.write_paragraph)(block.text)
         elif isinstance(block, TableBlock):
             out.write_table([block.head, *block.rows], right=block.right)
         elif isinstance(block, ChartBlock):
@@ -47,6 +49,7 @@ def write_document(
     """Write a document to the given files; without any, print it as text, or its value as JSON."""
     from oncemore.queries.documents import ChartBlock, HeadingBlock, render_html, render_markdown
 
+    # An option that is not given is None.
     wanted = {kind: path for kind, path in files.items() if path}
     if list(wanted.values()).count("-") + out.in_json * ("-" in wanted.values()) > 1:
         raise click.UsageError("Only one output can use standard output.", click.get_current_context())
@@ -57,6 +60,7 @@ def write_document(
         elif kind == "markdown":
             text = render_markdown(blocks)
         else:
+            # The first chart is the one that answers the question of the command.
             text = next(block.svg for block in blocks if isinstance(block, ChartBlock))
         _write_file(out, path, text)
     if out.in_json and "-" not in wanted.values():

@@ -1,4 +1,4 @@
-"""`oncemore export asl`: write policies and workflows for AWS Step Functions."""
+"""`oncemore export`: the group of all exports, and `export asl` for AWS Step Functions."""
 
 from __future__ import annotations
 
@@ -24,11 +24,25 @@ oncemore export asl --check nova-cat.asl.json
 @click.group(
     "export",
     cls=LazyGroup,
-    modules={"asl": "export:asl", "runs": "run_documents:export_runs"},
-    examples=EXAMPLES + "oncemore export runs 0193a000 --states states.yaml --out run.jsonl\n",
+    modules={
+        "asl": "export:asl",
+        "runs": "run_documents:export_runs",
+        "prov": "lineage:prov",
+        "openlineage": "lineage:openlineage",
+        "stac": "lineage:stac",
+        "dcat": "lineage:dcat",
+        "cloudevents": "lineage:cloudevents",
+        "telemetry": "lineage:telemetry",
+    },
+    examples=EXAMPLES
+    + """oncemore export runs 0193a000 --states states.yaml --out run.jsonl
+    oncemore export prov --since 7d --out lineage.ttl
+    oncemore export openlineage --to http://localhost:5000/api/v1/lineage
+    oncemore export telemetry --release v1.4.0
+    """,
 )
 def export() -> None:
-    """Export policies, workflows and runs to other systems."""
+    """Export policies, workflows, runs and their lineage to other systems."""
 
 
 @click.group(

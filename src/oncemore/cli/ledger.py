@@ -339,9 +339,14 @@ def export(engine: Engine, file: str, without_bodies: bool) -> CommandReport:
     )
 
 
-@store_command("reports", "oncemore ledger reports\noncemore ledger reports --root /srv/project")
-@value_option("--root", "DIR", "Folder below which docs/reports/audit is written.", default=".")
-def reports(engine: Engine, root: str) -> CommandReport:
+@store_command(
+    "reports",
+    "oncemore ledger reports\noncemore ledger reports --root /srv/project\n"
+    "oncemore ledger reports --policy policies/ingest.yaml",
+)
+@value_option("--root", "DIR", "Folder below which the files are written.", default=".")
+@value_option("--policy", "NAME", "Write the files that this policy lists as `ledgers:`.", default="")
+def reports(engine: Engine, root: str, policy: str) -> CommandReport:
     """Write versioning_ledger.json and pipeline_retry_log.json below docs/reports/audit.
 
     Each file is replaced as a whole: a reader sees the old or the new one. The same log gives the same
@@ -349,7 +354,7 @@ def reports(engine: Engine, root: str) -> CommandReport:
     """
     from oncemore.queries.ledger_reports import write_reports
 
-    written = write_reports(engine, Path(root))
+    written = write_reports(engine, Path(root), policy)
 
     def print_text(out: OutputWriter) -> None:
         for path, count in written.items():

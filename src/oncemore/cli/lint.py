@@ -70,6 +70,7 @@ def lint(
     from oncemore.lint.settings import LintUsageError
 
     out = OutputWriter(in_json=in_json)
+    # The linter knows nothing of this package, so that its errors are translated here.
     try:
         if explain is not None:
             return _explain_rule(out, explain)
@@ -77,6 +78,7 @@ def lint(
             raise LintUsageError("--write-baseline needs --baseline FILE")
         settings = _choose_settings(paths, select, config)
         files = _list_files(paths, settings)
+        # With --fix the report shows what is left after mending.
         if diff or fix:
             count = _mend_files(out, files, paths, settings, only_show=diff)
             if diff:
@@ -95,6 +97,7 @@ def _choose_settings(paths: Sequence[str], select: str | None, config: str | Non
 
     if config is not None and not Path(config).is_file():
         raise LintUsageError(f"{config}: there is no such settings file")
+    # The settings are those of the checked project, not of the folder in which the command runs.
     start = Path(paths[0]) if paths and paths[0] != "-" else Path()
     folder = start.resolve() if start.is_dir() else start.resolve().parent
     settings = load_settings(Path(config) if config else find_settings_file(folder))
@@ -139,6 +142,7 @@ def _explain_rule(out: OutputWriter, rule: str) -> int:
     from oncemore.lint.settings import LintUsageError
 
     if rule.lower() == "list":
+        # The ids that no rule makes (unreadable files, suppressions) are always on.
         rows = [("RULE", "DEFAULT", "FINDS")]
         for one, title in rule_titles().items():
             rows.append((one, "off" if one in RULES and not RULES[one].is_default else "on", title))
@@ -147,8 +151,11 @@ def _explain_rule(out: OutputWriter, rule: str) -> int:
     if rule.upper() not in RULES:
         known = ", ".join(RULES)
         raise LintUsageError(f"{rule} is not a rule; there are {known}")
+    is_code = False
     for line in RULES[rule.upper()].page.strip().splitlines():
-        if line.startswith(("#", "```", "    ")) or not line.strip():
+        is_code = is_code != line.startswith("```")
+        # Code is printed as it is, prose is wrapped to the width of the terminal.
+        if is_code or line.startswith(("#", "```")) or not line.strip():
             out.write_line(line, "bold" if line.startswith("#") else "")
         else:
             out.write_paragraph(line)
@@ -179,6 +186,7 @@ def _mend_files(
                     out.write_line(line, color)
             else:
                 replace_file(path, after)
+    # On stderr, so that the diff on stdout can be piped into `patch`.
     if changed and not out.in_json:
         files_text = "1 file" if changed == 1 else f"{changed} files"
         verb = "would be changed" if only_show else "changed; read the changes before you commit them"
@@ -260,6 +268,7 @@ def _write_summary(out: OutputWriter, report: LintReport, settings: LintSettings
     mendable = sum(bool(finding.edits) for finding in report.findings)
     if mendable:
         out.write_line(f"{mendable} can be mended: see `oncemore lint --diff`, then `oncemore lint --fix`")
+    # OM000 and OM100 explain themselves and have no page.
     first = next((one.rule for one in report.findings if one.rule > "OM100"), "")
     if first:
         out.write_line(f"`oncemore lint --explain {first}` says why and how to mend it")

@@ -40,6 +40,7 @@ def migrate(
         raise click.UsageError("Give one of --diff, --check and --write.", click.get_current_context())
     from oncemore.migrate.files import migrate_paths
 
+    # A file with a problem is more than work to do, so it has the exit code of an error.
     report = migrate_paths(library, paths, write=write, exact=exact)
     would_change = check and report.rewritten > 0
     exit_code = 2 if report.problems else int(would_change)

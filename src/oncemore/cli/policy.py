@@ -41,13 +41,14 @@ oncemore policy check policies/*.yaml
 oncemore policy sign policies/mine.yaml --key keys/steward
 oncemore policy diff kfm-loop p2-batch-reporting
 oncemore policy plot kfm-rules --svg kfm-rules.svg
+oncemore policy propose kfm-loop --out policies/kfm-loop-next.yaml
 """
 
 COMMANDS = {
     "list": "policy:list_", "show": "policy:show", "check": "policy:check",
     "diff": "policy:diff", "plot": "policy:plot", "schema": "policy:schema",
     "keygen": "policy_signing:keygen", "sign": "policy_signing:sign", "verify": "policy_signing:verify",
-    "accepted": "policy_signing:accepted",
+    "accepted": "policy_signing:accepted", "propose": "policy_proposals:propose",
 }  # fmt: skip
 
 

@@ -81,7 +81,9 @@ def print_case(out: OutputWriter, case: QuarantineCase, now: float) -> None:
         ("code", item.error.get("code", "")),
         ("rule", case.rule),
         ("input", case.input_hash),
-        ("dataset", item.dataset),
+        ("errors", _or_reason(", ".join(item.error_classes), item, "error_classes")),
+        ("dataset", _or_reason(item.dataset, item, "dataset")),
+        ("care label", _or_reason(item.care_label, item, "care_label")),
         ("tenant", item.tenant),
         ("correlation", item.correlation_id),
         ("entity", item.entity),
@@ -98,6 +100,11 @@ def print_case(out: OutputWriter, case: QuarantineCase, now: float) -> None:
     _print_section(out, "Earlier decisions", [_format_decision(decision) for decision in case.decisions])
     # Last, because it is the next step of the operator.
     _print_section(out, "Possible decisions", [_CHOICE_TEXTS[choice] for choice in case.choices])
+
+
+def _or_reason(text: str, item: QuarantineItem, field: str) -> str:
+    """Return a text, or why there is none."""
+    return text or f"none: {item.without[field]}"
 
 
 def _print_section(out: OutputWriter, title: str, lines: list[str]) -> None:

@@ -88,11 +88,13 @@ def simulate(store: str | None, in_json: bool, html: str | None, markdown: str |
     worst case.
     """
     out, files = OutputWriter(in_json=in_json), {"html": html, "markdown": markdown, "svg": svg}
+    # Sample runs need no store, and none is looked for.
     if options["probability"] is not None:
         return _simulate_assumed(out, options, files)
     from oncemore.queries.simulation_documents import build_comparison_blocks
     from oncemore.queries.what_if import compare_runs
 
+    # The options are read first: a wrong file name should not cost the time of reading the log.
     settings = _read_options(options)
     report = compare_runs(_load_runs(store, options, in_json), settings)
     write_document(out, report, build_comparison_blocks(report), files)
@@ -107,6 +109,7 @@ def _load_runs(store: str | None, options: dict[str, Any], in_json: bool) -> lis
     with open_read_only(store) as opened, ProgressLine("reading runs", quiet=in_json) as progress:
         now = opened.now()
         wanted = RecordedRunFilter(
+            # The whole log by default: a period that ends now would give other bytes tomorrow.
             since=0.0 if options["since"] is None else parse_instant(options["since"], now),
             until=float("inf") if options["until"] is None else parse_instant(options["until"], now),
             step=options["step"],
@@ -122,6 +125,7 @@ def _read_options(options: dict[str, Any]) -> SimulationOptions:
 
     tuning, policies = options["tuning"] or "", _find_policies(options["policies"])
     world = _read_world(options)
+    # Two changes at once could not be told apart in the difference.
     if tuning == "compare" and policies:
         raise click.UsageError(
             "--tuning compare keeps the recorded policies; leave out --policy.", click.get_current_context()
@@ -139,6 +143,7 @@ def _read_options(options: dict[str, Any]) -> SimulationOptions:
 def _find_policies(pairs: tuple[str, ...]) -> dict[str, Policy]:
     from oncemore.queries.policies import find_policy
 
+    # Under the empty name: the policy for all runs that are not named.
     policies: dict[str, Policy] = {}
     for pair in pairs:
         name, equals, address = pair.rpartition("=")
@@ -150,10 +155,11 @@ def _find_policies(pairs: tuple[str, ...]) -> dict[str, Policy]:
 
 
 def _read_world(options: dict[str, Any]) -> SimulatedWorld:
-    from oncemore.queries.signal_files import read_timeline
+    from oncemore.queries.what_if import read_timeline
     from oncemore.simulate.recorded_runs import SimulatedWorld
 
     intensity, price = options["intensity"], options["price"]
+    # A signal that is not given stays as it was recorded.
     return SimulatedWorld(
         intensity=None if intensity is None else read_timeline(intensity, "intensity"),
         price=None if price is None else read_timeline(price, "price"),
@@ -182,6 +188,7 @@ def _simulate_assumed(out: OutputWriter, options: dict[str, Any], files: dict[st
         deadline_s=options["deadline"],
         signals=None if intensity is None and price is None else Signals(intensity, price),
     )
+    # Numbered from one text, so that more samples contain the fewer ones.
     seeds = [choose_seed(policy, f"{options['seed']}-{n}") for n in range(options["samples"])]
     report = simulate_assumed(policy, conditions, seeds)
     write_document(out, report, build_assumed_blocks(report), files)
@@ -217,6 +224,7 @@ def storm(in_json: bool, html: str | None, markdown: str | None, svg: str | None
     from oncemore.queries.simulation_documents import build_storm_blocks, simulate_storms
     from oncemore.simulate.storm import StormOptions, list_strategies
 
+    # The defaults are those of the published comparison.
     settings = StormOptions(
         model=options["server"],
         network_s=options["network"],
@@ -231,6 +239,7 @@ def storm(in_json: bool, html: str | None, markdown: str | None, svg: str | None
         raise click.UsageError(
             "Give at most one --policy: a chart shows six lines.", click.get_current_context()
         )
+    # A set, because few clients in many sizes would repeat a size.
     most = options["clients"]
     sizes = sorted({max(1, most * n // options["sizes"]) for n in range(1, options["sizes"] + 1)})
     report = simulate_storms(strategies, sizes, settings, options["seed"], options["rounds"])
@@ -245,5 +254,6 @@ def _read_strategy(address: str) -> StormStrategy:
     from oncemore.queries.policies import find_policy
     from oncemore.simulate.storm import StormStrategy
 
+    # Only its delays: attempts are not limited in a storm, because every client has to come to an end.
     policy = find_policy(address).policy
     return StormStrategy(policy.name, policy.schedule, policy.jitter, policy.max_delay_s)

@@ -217,7 +217,7 @@ def grant_approval(
     # A step may be approved before its first call; then there is no run to continue.
     if is_waiting:
         # A signature is over the whole record, so that the entry of the run then has all of it too.
-        signed = record if "signature" in record else {}
+        signed = record if "signed" in record else {}
         more = {name: part for name, part in signed.items() if name not in ("action", "reason", "actor")}
         decision = OperatorDecision("approve", approval.by, approval.reason, more=more)
         also = ((head, resume_run(head, decision, now)),)

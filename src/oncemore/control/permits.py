@@ -18,6 +18,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
+from oncemore._redact import masked_message
 from oncemore.control.model import (
     CLEAR,
     LOG_MOVED,
@@ -29,11 +30,12 @@ from oncemore.control.model import (
     add_pipeline_halt,
     find_blocking_switch,
 )
+from oncemore.events import ExecutionRefused
 from oncemore.governance.dataset_model import DatasetRecord, dataset_entity
 from oncemore.log.entry_codec import decode_head
 from oncemore.log.group_commit import InterruptShield
 from oncemore.log.record import RecordChange
-from oncemore.policy.verdict import decide_verdict
+from oncemore.policy.verdict import NEVER_RETRIED, decide_verdict, matches_class
 from oncemore.steps.ops import LoadHead, Permission
 
 if TYPE_CHECKING:
@@ -111,6 +113,8 @@ class PermissionCheck:
         try:
             return self._evaluate_permission(engine, op)
         except Exception as error:  # noqa: BLE001 - after any error the switches are unknown: refuse
+            text = f"{type(error).__name__}: {masked_message(error)}"
+            engine.listener.notify(ExecutionRefused(SWITCHES_UNKNOWN, ", ".join(op.steps), text))
             return Permission({}, SWITCHES_UNKNOWN, error=error)
 
     def _evaluate_permission(self, engine: Engine, op: AskPermission) -> Permission:
@@ -202,7 +206,12 @@ def halt_pipeline(plan: StepPlan, run: RunRecord, failure: Failure, now: float) 
         return ()
     head = yield LoadHead(SWITCHES_ENTITY, SwitchBoard)
     by = f"policy {plan.policy.name} {plan.policy.version}"
-    reason = f"{plan.name} failed with {failure.code or failure.kind}, which is not retryable"
+    # An error that the policy does not list is a doubt, and stops the pipeline like one that it forbids
+    # (ADR 0060); the reason says which of the two it is.
+    classes = plan.policy.classes
+    is_listed = classes is None or matches_class(failure, classes.non_retryable)
+    verb = "is not retryable" if is_listed or failure.code in NEVER_RETRIED else "the policy does not list"
+    reason = f"{plan.name} failed with {failure.code or failure.kind}, which {verb}"
     before: SwitchBoard | None = head.record
     after, name = add_pipeline_halt(
         before or SwitchBoard(), plan.pipeline, {"by": by, "reason": reason, "at": now}

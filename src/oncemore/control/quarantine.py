@@ -185,7 +185,7 @@ class Quarantine:
         details = decision.decision_body["decision"]
         action, reason, _ = (details.pop(name) for name in ("action", "reason", "actor"))
         signed = decider.make_decision(item, action, reason, self._engine.now(), details)
-        more = {**decision.more, "signature": signed["signature"]}
+        more = {**decision.more, "signed": signed["signed"]}
         version = decision.version or item.version
         return entity, decision._replace(by=decider.actor, version=version, more=more)
 

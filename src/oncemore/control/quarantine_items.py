@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore._values import Value
 from oncemore.control.notifications import DEAD_LETTER, load_notification_status
+from oncemore.control.permits import load_dataset
 from oncemore.control.review import is_held, list_choices
+from oncemore.governance.dataset_model import NO_LABEL
 from oncemore.log.entry_codec import decode_head, decode_header, load_head, read_body
 from oncemore.log.record import ArtifactRecord, EventRecord, RunRecord
 from oncemore.steps import history
@@ -47,6 +49,9 @@ class QuarantineItem(Value):
     attempts  the number of attempts made
     error     the neutral record of its error
     entity    its entity in the log
+    error_classes  codes of the errors of its run, in order, each once
+    care_label     the label of its dataset when it was quarantined
+    without        why the error classes, the dataset or the label are empty, by name (GOV-6)
     """
 
     id: str
@@ -61,6 +66,9 @@ class QuarantineItem(Value):
     correlation_id: str
     dataset: str
     entity: str
+    error_classes: tuple[str, ...] = ()
+    care_label: str = ""
+    without: dict[str, str] = {}  # noqa: RUF012 - never changed in place
 
 
 class QuarantineCase(Value):
@@ -91,13 +99,55 @@ class QuarantineCase(Value):
 
 def build_item(engine: Engine, head: Head) -> QuarantineItem | None:
     """Return the item of a held entity; None if it has been decided on since it was listed."""
+    item, recorded = _build_item(engine, head)
+    return None if item is None else _add_governance(engine, item, recorded)
+
+
+def _add_governance(engine: Engine, item: QuarantineItem, recorded: dict[str, Any]) -> QuarantineItem:
+    """Return an item with error classes and label, and the reasons why one of them is empty.
+
+    recorded  what the entry that opened its escalation says; empty if it opened none
+    """
+    classes = recorded.get("error_classes") or _list_error_classes(engine, item)
+    label = "" if item.dataset == "" else str(recorded.get("care_label", ""))
+    if item.dataset and "care_label" not in recorded:
+        dataset = load_dataset(engine, item.dataset)[1]
+        label = "" if dataset is None else dataset.care_label
+    # The record of the escalation has a text in the place of a label that there is none of.
+    label = "" if label == NO_LABEL else label
+    without = {}
+    if not classes:
+        without["error_classes"] = "no attempt has failed"
+    if not item.dataset:
+        without |= dict.fromkeys(("dataset", "care_label"), "the step names no dataset")
+    elif not label:
+        without["care_label"] = "the dataset is not registered"
+    return item._replace(error_classes=tuple(classes), care_label=label, without=without)
+
+
+def _list_error_classes(engine: Engine, item: QuarantineItem) -> list[str]:
+    """Return the codes of the errors of an item, in order, each once."""
+    own = [str(item.error["code"])] if item.error.get("code") else []
+    if item.kind != "run":
+        return own
+    entries = engine.store.read_entries(item.entity)
+    codes = [
+        str((body.get("error") or {}).get("code", ""))
+        for _, state, body in history.fold_entries(entries, engine.cipher)
+        if state.run_id == item.id
+    ]
+    return list(dict.fromkeys(code for code in (*codes, *own) if code))
+
+
+def _build_item(engine: Engine, head: Head) -> tuple[QuarantineItem | None, dict[str, Any]]:
     kind, _, name = head.entity.partition("/")
     state: Any = decode_head(head.head, ITEM_KINDS[kind])
     # The last entry is the one that put the item into quarantine: its time and error are the item's.
     entry = next(iter(engine.store.read_entries(head.entity, head.version - 1)), None)
     if entry is None or not is_held(state):
-        return None
+        return None, {}
     body = read_body(entry, engine.cipher)
+    recorded: dict[str, Any] = body.get("escalation") or {}
     item = QuarantineItem(
         id=name,
         kind=kind,
@@ -113,7 +163,7 @@ def build_item(engine: Engine, head: Head) -> QuarantineItem | None:
         entity=head.entity,
     )
     if type(state) is RunRecord:
-        return item._replace(
+        held = item._replace(
             id=state.run_id,
             reason=state.held_for,
             step=state.step,
@@ -121,14 +171,17 @@ def build_item(engine: Engine, head: Head) -> QuarantineItem | None:
             correlation_id=state.correlation_id,
             dataset=state.dataset,
         )
+        return held, recorded
     if type(state) is EventRecord:
-        return item._replace(
+        letter = item._replace(
             id=state.event_id,
             reason=DEAD_LETTER,
             step=state.topic,
             attempts=state.attempt,
             correlation_id=state.correlation_id,
+            dataset=state.dataset,
         )
+        return letter, {}
     # The entry of an altered artifact has no error record, so the item gets one of the same form.
     message = body.get("quarantine", {}).get("message", "")
     error = {"type": "PolicyViolation", "code": "CHECKSUM_MISMATCH", "message": message}
@@ -137,8 +190,10 @@ def build_item(engine: Engine, head: Head) -> QuarantineItem | None:
     run = run_head.record
     # The artifact belongs to the item of its held run, and is not listed a second time.
     if is_held(run) and (run_head.body or {}).get("quarantine", {}).get("artifact") == head.entity:
-        return None
-    return item if run is None else item._replace(correlation_id=run.correlation_id, dataset=run.dataset)
+        return None, {}
+    if run is not None:
+        item = item._replace(correlation_id=run.correlation_id, dataset=run.dataset)
+    return item, {}
 
 
 def build_case(engine: Engine, item: QuarantineItem) -> QuarantineCase:

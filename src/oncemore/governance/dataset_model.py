@@ -51,6 +51,10 @@ ACKNOWLEDGED = "ACKNOWLEDGED"
 _SENSITIVE = "sensitive"
 
 
+#: The text in the place of a dataset or a label that a run does not have (GOV-6).
+NO_DATASET, NO_LABEL = "none: the step names no dataset", "none: the dataset is not registered"
+
+
 class DatasetRecord(Value):
     """A registered dataset (GOV-16).
 
@@ -236,10 +240,10 @@ def _judge_dataset(dataset: str, record: DatasetRecord | None, request: GateRequ
     # A restricted dataset without a list permits nothing; an open one without a list permits everything.
     is_limited = status == RESTRICTED or record.operations
     if is_limited and request.operation not in record.operations:
-        permitted = ", ".join(record.operations) or "no operation"
+        permitted = f"only {', '.join(record.operations)}, and not {request.operation or 'other operations'}"
         return GOVERNANCE_VIOLATION, (
-            f"dataset {dataset} is {status.lower()} and permits {permitted}, not {request.operation}"
-            f"{_describe_change(record)}"
+            f"dataset {dataset} is {status.lower()} and permits "
+            f"{permitted if record.operations else 'no operation'}{_describe_change(record)}"
         )
     if request.masking < required_masking(record):
         return GOVERNANCE_VIOLATION, (

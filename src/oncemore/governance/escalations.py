@@ -22,6 +22,8 @@ from oncemore.governance.dataset_model import (
     ACKNOWLEDGED,
     CARE_ESCALATION,
     COUNCIL,
+    NO_DATASET,
+    NO_LABEL,
     OPEN,
     OPERATORS,
     TICKET,
@@ -52,8 +54,6 @@ PAGE_SIZE = 1000
 #: The shortest abbreviation of an id.
 MIN_ID_LENGTH = 4
 ESCALATION_MARKS: tuple[Any, ...] = ("ESCALATION",)
-#: The text in the place of a dataset or a label that a run does not have (GOV-6).
-NO_DATASET, NO_LABEL = "none: the step names no dataset", "none: the dataset is not registered"
 
 
 class Escalation(Value):

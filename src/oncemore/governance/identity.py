@@ -93,7 +93,7 @@ class Decider(NamedTuple):
 
         assert self.roles is not None
         signature = self.signer.sign(make_subject(self.roles, head), decision, now)
-        return {**decision, "signature": signature}
+        return {**decision, "signed": signature}
 
     def refuse_signature(self, decision: str) -> Decider:
         """Return this decider; raise `UsageError` if it signs, for a decision that has no signature."""

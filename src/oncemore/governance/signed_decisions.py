@@ -243,12 +243,12 @@ class DecisionVerifier:
         return decision if isinstance(decision, dict) else {}
 
     def _find_fault(self, entry: Entry, roles: RoleRecord, decision: dict[str, Any], at: float) -> str:
-        signature = decision.get("signature")
+        signature = decision.get("signed")
         actor = str(decision.get("actor", ""))
         if signature is None:
             return f"{actor} is a key, and its signature is missing" if " (key SHA256:" in actor else ""
         self.checked += 1
-        unsigned = {name: value for name, value in decision.items() if name != "signature"}
+        unsigned = {name: value for name, value in decision.items() if name != "signed"}
         try:
             subject = DecisionSubject(*(signature[name] for name in DecisionSubject._fields))
             statement = build_statement(subject, unsigned, signature["at"], signature["nonce"])

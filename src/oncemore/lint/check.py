@@ -10,7 +10,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from oncemore.lint.facts import ModuleFacts
-from oncemore.lint.model import SEVERITIES, SUPPRESSION, SYNTAX, LintFinding
+from oncemore.lint.model import SEVERITIES, SUPPRESSION, SYNTAX, LintFinding, make_finding
 from oncemore.lint.rules import DEFAULT_RULES, RULES
 from oncemore.lint.suppressions import find_suppressions
 
@@ -40,8 +40,7 @@ def check_bytes(
     try:
         source, _ = decode_source(data)
     except (SyntaxError, UnicodeDecodeError, LookupError) as error:
-        message = f"the file cannot be decoded: {error}"
-        return [LintFinding(path, 1, 1, 1, 1, SYNTAX, SEVERITIES[0], message)]
+        return [_report_file(path, f"the file cannot be decoded: {error}")]
     return check_source(source, path, rules, severities)
 
 
@@ -61,18 +60,21 @@ def check_source(
             tree = ast.parse(source)
         facts = ModuleFacts(tree, source)
     except SyntaxError as error:
-        line, column = max(1, error.lineno or 1), max(1, error.offset or 1)
-        message = f"the file cannot be parsed: {error.msg}"
-        return [LintFinding(path, line, column, line, column, SYNTAX, SEVERITIES[0], message)]
+        place = max(1, error.lineno or 1), max(1, error.offset or 1)
+        return [_report_file(path, f"the file cannot be parsed: {error.msg}", place)]
     except (ValueError, RecursionError, MemoryError) as error:
-        message = f"the file cannot be parsed: {error or type(error).__name__}"
-        return [LintFinding(path, 1, 1, 1, 1, SYNTAX, SEVERITIES[0], message)]
+        return [_report_file(path, f"the file cannot be parsed: {str(error) or type(error).__name__}")]
     builder = _FindingBuilder(facts, path, severities or {})
     for rule in rules:
         for match in RULES[rule].find_matches(facts):
             builder.add_match(rule, match)
     suppressions = find_suppressions(source, RULES)
     return sorted(apply_suppressions(builder, suppressions, rules))
+
+
+def _report_file(path: str, message: str, place: tuple[int, int] = (1, 1)) -> LintFinding:
+    """Return the finding about a file that cannot be read."""
+    return make_finding(path, place, SYNTAX, message)
 
 
 class _FindingBuilder:
@@ -121,12 +123,13 @@ class _FindingBuilder:
 
     def add_fault(self, suppression: Suppression, message: str) -> LintFinding:
         """Return the finding about a faulty suppression."""
-        line, column = suppression.line, suppression.column + 1
-        severity = self.severities.get(SUPPRESSION, SEVERITIES[0])
-        return LintFinding(
-            self.path, line, column, line, column, SUPPRESSION, severity, message, self._name_function(line),
-            self.lines[line - 1].strip()[:_MAX_SHOWN],
-        )  # fmt: skip
+        line = suppression.line
+        finding = make_finding(self.path, (line, suppression.column + 1), SUPPRESSION, message)
+        return finding._replace(
+            severity=self.severities.get(SUPPRESSION, SEVERITIES[0]),
+            function=self._name_function(line),
+            source_line=self.lines[line - 1].strip()[:_MAX_SHOWN],
+        )
 
     def _count_characters(self, line: int, column: int) -> int:
         data = self.lines[line - 1].encode("utf-8", "surrogatepass")[:column]

@@ -87,3 +87,18 @@ class LintFinding(NamedTuple):
         """
         parts = "\0".join((self.rule, self.path, self.function, " ".join(self.source_line.split())))
         return hashlib.sha256(parts.encode("utf-8", "surrogatepass")).hexdigest()[:24]
+
+
+def make_finding(path: str, place: tuple[int, int], rule: str, message: str) -> LintFinding:
+    """Return a finding of the default severity at one place (line and column from 1)."""
+    line, column = place
+    return LintFinding(
+        path=path,
+        line=line,
+        column=column,
+        end_line=line,
+        end_column=column,
+        rule=rule,
+        severity=SEVERITIES[0],
+        message=message,
+    )

@@ -138,9 +138,9 @@ def describe_creating_call(facts: ModuleFacts, call: ast.Call, place: Place | No
             method = str(first.value).lower() if isinstance(first, ast.Constant) else ""
         if method not in _CREATING or _only_reads(facts, call, place):
             return ""
-        return "" if _mentions(facts, call, _KEY) else f"{method.upper()} request"
+        return "" if _has_key(facts, call, place) else f"{method.upper()} request"
     if name.startswith("stripe.") and name.endswith((".create", ".capture", ".confirm")):
-        return "" if _mentions(facts, call, _KEY) else name
+        return "" if _has_key(facts, call, place) else name
     if re.match(r"smtplib\.SMTP(_SSL)?\(\)\.(sendmail|send_message)$", name):
         return name
     return ""
@@ -156,6 +156,7 @@ def _only_reads(facts: ModuleFacts, call: ast.Call, place: Place | None) -> bool
     return any(_READING.search(text) for text in texts)
 
 
-def _mentions(facts: ModuleFacts, call: ast.Call, words: re.Pattern[str]) -> bool:
-    text = ast.get_source_segment(facts.source, call) or ""
-    return words.search(text) is not None
+def _has_key(facts: ModuleFacts, call: ast.Call, place: Place | None) -> bool:
+    """Return whether the function around a call has a word for an idempotency key."""
+    around = enclosing_function(place) or call
+    return _KEY.search(ast.get_source_segment(facts.source, around) or "") is not None

@@ -38,6 +38,14 @@ WAIT_NAME = re.compile(r"(?i)sleep|wait|backoff|back_off|delay|pause|throttle|co
 _REACHING_NAME = re.compile(
     r"(?i)retry|connect|fetch|download|upload|request|send|publish|subscribe|login|sync|push|pull|http|api"
 )
+#: Functions that wait for something to be ready.
+_POLLING_NAME = re.compile(r"(?i)wait|poll|until|ready|health|probe|alive|start\w*_server|launch")
+#: Functions and variables that tell or hold a time.
+_CLOCK_NAME = re.compile(
+    r"(?i)^(time|monotonic|perf_counter|now|utcnow|deadline\w*|expired|timeout\w*|end_?time)$"
+)
+#: Names of exceptions of the same kind as those below.
+_STATE_NAME = re.compile(r"(Empty|Full|NotFound|DoesNotExist|NotReady|Exists)(Error|Exception)?$")
 #: Exceptions that report the state of a value, a queue or a name, and not a failure of the work.
 _STATE_EXCEPTIONS = {
     "StopIteration", "StopAsyncIteration", "KeyError", "IndexError", "LookupError", "ValueError",
@@ -98,12 +106,12 @@ def find_retry_loops(facts: ModuleFacts) -> list[RetryLoop]:
 
 def _read_loop(facts: ModuleFacts, loop: LoopSite, attempt: TryNode) -> RetryLoop | None:
     inside = _Inside(loop.node, attempt)
-    if not _has_attempt_form(facts, loop, inside):
+    if not _has_attempt_form(facts, loop, inside) or _is_polling(loop):
         return None
     handlers = [
         handler
         for handler in attempt.handlers
-        if _goes_on(inside, handler) and _is_failure(facts, handler, loop.place)
+        if _goes_on(inside, handler) and _is_failure(facts, handler, loop.place) and not _tests_errno(handler)
     ]
     if not handlers or not _success_ends_loop(inside) or _tries_other_values(inside, handlers):
         return None
@@ -151,9 +159,17 @@ def _is_failure(facts: ModuleFacts, handler: ast.ExceptHandler, place: Place | N
             # A timeout of a queue or a condition is a turn of polling; that of an HTTP client is a failure.
             if facts.resolve(one, place).partition(".")[0] in ("requests", "httpx", "urllib3", "aiohttp"):
                 return True
-        elif name not in _STATE_EXCEPTIONS:
+        elif name not in _STATE_EXCEPTIONS and not _STATE_NAME.search(name):
             return True
     return False
+
+
+def _tests_errno(handler: ast.ExceptHandler) -> bool:
+    """Return whether a handler looks at `errno`: a signal, a lock or a busy address of this machine."""
+    return any(
+        isinstance(node, ast.Attribute) and node.attr in ("errno", "winerror")
+        for node in walk_nodes(handler.body)
+    )
 
 
 def _has_attempt_form(facts: ModuleFacts, loop: LoopSite, inside: _Inside) -> bool:
@@ -167,6 +183,24 @@ def _has_attempt_form(facts: ModuleFacts, loop: LoopSite, inside: _Inside) -> bo
     target = dotted_text(loop.node.target)
     # `for port in range(...)` tries other values, `for attempt in range(...)` the same one.
     return bool(ATTEMPT_NAME.search(target)) or target not in loaded_names(inside.attempt.body)
+
+
+def _is_polling(loop: LoopSite) -> bool:
+    """Return whether a loop waits until something is ready, for which a fixed interval is right."""
+    function = enclosing_function(loop.place)
+    if function is not None and _POLLING_NAME.search(function.name):
+        return True
+    first = loop.node.body[0]
+    if isinstance(first, ast.Expr) and last_part(_without_await(first.value)) == "sleep":
+        return True
+    # `while time.time() < deadline` asks again and again until the time is over.
+    return isinstance(loop.node, ast.While) and any(
+        _CLOCK_NAME.search(name.rpartition(".")[2]) for name in loaded_names([loop.node.test])
+    )
+
+
+def _without_await(node: ast.expr) -> ast.expr:
+    return node.value if isinstance(node, ast.Await) else node
 
 
 def _success_ends_loop(inside: _Inside) -> bool:
@@ -228,7 +262,13 @@ def _is_flag_loop(inside: _Inside) -> bool:
     if isinstance(loop.test, ast.Compare) and not isinstance(loop.test.ops[0], ast.Is):
         return False
     names = loaded_names([loop.test])
-    return bool(names & assigned_names([*inside.attempt.body, *inside.attempt.orelse]))
+    # Set in every successful pass; a flag that is set on a condition ends a loop over many items.
+    plain = [
+        node
+        for node in (*inside.attempt.body, *inside.attempt.orelse)
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+    ]
+    return bool(names & assigned_names(plain))
 
 
 def _tries_other_values(inside: _Inside, handlers: list[ast.ExceptHandler]) -> bool:
@@ -256,9 +296,9 @@ def _find_waits(inside: _Inside) -> list[ast.Call]:
         for call in list_calls(inside.loop.body)
         if WAIT_NAME.search(last_part(call)) and not _in_body(call, attempt)
     ]
-    # `if number: sleep(...)` before the work of a later attempt.
-    for statement in attempt.body:
-        if isinstance(statement, ast.If | ast.Expr):
+    # `if number: sleep(...)` before the work of a later attempt; any other sleep belongs to the work.
+    for number, statement in enumerate(attempt.body):
+        if isinstance(statement, ast.If) or number == 0:
             waits += [call for call in list_calls([statement]) if last_part(call) == "sleep"]
     return waits
 

@@ -154,7 +154,9 @@ def _names(given: _Arguments, node: ast.expr | None, name: str) -> bool:
 
 def _read_backoff(given: _Arguments) -> RetryFacts:
     generator = given.value("wait_gen", 0)
-    wait = "fixed" if generator is not None and given.resolve(generator).endswith(".constant") else "growing"
+    is_constant = generator is not None and given.resolve(generator).endswith(".constant")
+    # A handler of `on_backoff` may wait as well.
+    wait = "fixed" if is_constant and given.value("on_backoff") is None else "growing"
     is_bounded = True if given.has_value("max_tries", "max_time") else (None if given.is_open else False)
     return RetryFacts(is_bounded, wait, list_items(given.value("exception", 1)), limit="max_tries=5")
 
@@ -251,7 +253,11 @@ def _read_redis(given: _Arguments) -> RetryFacts:
     schedule, retries = given.value("backoff", 0), given.value("retries", 1)
     name = given.resolve(schedule).removesuffix("()").rpartition(".")[2] if schedule is not None else ""
     wait = {"NoBackoff": "none", "ConstantBackoff": "fixed"}.get(name, "unknown")
-    return RetryFacts(literal_number(retries) != -1, wait)
+    count = literal_number(retries)
+    # No retry, or a single immediate one, needs no delay.
+    if count in (0, 1):
+        wait = "unknown"
+    return RetryFacts(count != -1, wait)
 
 
 #: The readers, by full name.

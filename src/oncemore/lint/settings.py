@@ -18,13 +18,15 @@ import tomllib
 from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from oncemore.lint.model import SEVERITIES, SUPPRESSION, LintFinding
+from oncemore.lint.model import SEVERITIES, SUPPRESSION, make_finding
 from oncemore.lint.rules import DEFAULT_RULES, RULES
 from oncemore.lint.suppressions import parse_suppression
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
+
+    from oncemore.lint.model import LintFinding
 
 FILE_NAME = "pyproject.toml"
 _KEYS = {"select", "ignore", "exclude", "per-file-ignores", "severity"}
@@ -109,7 +111,11 @@ def load_settings(file: Path | None) -> LintSettings:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise LintUsageError(f"{file}: {error}") from None
-    table = document.get("tool", {}).get("oncemore", {}).get("lint", {})
+    table: Any = document
+    for key in ("tool", "oncemore", "lint"):
+        table = table.get(key, {})
+        if not isinstance(table, dict):
+            raise LintUsageError(f"{file}: {key} must be a table")
     return build_settings(table, file.name) if table else LintSettings(file.name)
 
 
@@ -169,4 +175,4 @@ def _read_table(table: Mapping[str, Any], key: str, file: str) -> Mapping[str, A
 def _report_fault(file: str, key: str, text: str, fault: str) -> LintFinding:
     advice = fault.partition(": write")[0]
     message = f'{key} = "{text}" has no effect: {advice}: write "OM108 because <reason>"'
-    return LintFinding(file, 1, 1, 1, 1, SUPPRESSION, SEVERITIES[0], message, source_line=text)
+    return make_finding(file, (1, 1), SUPPRESSION, message)._replace(source_line=text)

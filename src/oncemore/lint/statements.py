@@ -94,6 +94,8 @@ def assigned_names(nodes: Iterable[ast.AST]) -> set[str]:
     for node in walk_nodes(nodes):
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
             names.add(dotted_text(node))
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            names.add(dotted_text(node.value))
         elif isinstance(node, ast.AugAssign):
             names.add(dotted_text(node.target))
     return names - {""}

@@ -25,6 +25,7 @@ from oncemore.limits.cooldown_rules import ResourceRecord
 from oncemore.limits.queue_rules import QueueSlot
 from oncemore.policy.model import check_transition
 from oncemore.schedules.record import ScheduleRecord
+from oncemore.telemetry.autonomy_rules import AutonomyRecord
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     EventMark = Literal["SENDING", "DELIVERED", "DEAD"]
     OtherMark = Literal["MAINTENANCE", "LEASE", "JOB", "RESOURCE", "BREAKER", "QUOTA", "SECRET", "POLICY"]
     EntityMark = Literal["CONTROL", "APPROVAL", "SCHEDULE", "QUEUE", "LEDGER", "JOURNAL", "SIGNAL", "DATASET"]
-    Mark = StateMark | RunMark | EventMark | OtherMark | EntityMark
+    Mark = StateMark | RunMark | EventMark | OtherMark | EntityMark | Literal["AUTONOMY"]
     State_ = TypeVar("State_", bound="Entity")
 
 #: Number of the stored format; it is part of every header and head.
@@ -132,17 +133,11 @@ class WorkerRecord(Value):
 class EventRecord(Value):
     """An event that a step emitted: it exists if and only if the step's COMMIT does.
 
-    state          PENDING → SENDING → DELIVERED or DEAD, or back to PENDING (`messaging.delivery`); REJECTED
-                   after an operator rejected a DEAD event
+    state          PENDING → SENDING → DELIVERED or DEAD, or back to PENDING; DEAD → REJECTED by an operator
     run_entity     entity of the run that emitted it: events of one entity keep their order
     ordinal        position among the events of one COMMIT, from 0
-    not_before     earliest time of the next delivery attempt
-    attempt        number of the last delivery attempt, counted before it starts, never reused
-    attempt_count  attempts since the event was emitted, or since an operator had it sent again
-    worker         name of the worker that is sending it
-    reason         the reason of its state; for a PENDING one, why it is not sent yet
-    dataset        the dataset of the run that emitted it, which the gate is asked about; empty: none
-    operation      the operation that its step does to the dataset
+    attempt        number of the last delivery attempt; attempt_count: attempts since it was emitted
+    dataset        the dataset of its run, which the gate is asked about, with the operation of the step
     """
 
     state: str = "PENDING"
@@ -336,27 +331,11 @@ class AcceptedPolicy(Value):
 
 
 Entity = (
-    RunRecord
-    | WorkerRecord
-    | EventRecord
-    | ArtifactRecord
-    | MaintenanceRecord
-    | JobRecord
-    | ResourceRecord
-    | BreakerRecord
-    | QuotaRecord
-    | SwitchBoard
-    | Approval
-    | StoreSecret
-    | RecordedPolicy
-    | AcceptedPolicy
-    | ScheduleRecord
-    | QueueSlot
-    | CheckpointRecord
-    | DatasetRecord
-    | EscalationRecord
-    | RoleRecord
-)
+    RunRecord | WorkerRecord | EventRecord | ArtifactRecord | MaintenanceRecord | JobRecord
+    | ResourceRecord | BreakerRecord | QuotaRecord | SwitchBoard | Approval | StoreSecret
+    | RecordedPolicy | AcceptedPolicy | ScheduleRecord | QueueSlot | CheckpointRecord
+    | DatasetRecord | EscalationRecord | RoleRecord | AutonomyRecord
+)  # fmt: skip
 KINDS: Final[tuple[type[Any], ...]] = Entity.__args__
 #: Position of each field, by kind of record.
 FIELD_POSITIONS: Final[dict[type, dict[str, int]]] = {

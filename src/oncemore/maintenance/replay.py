@@ -154,6 +154,8 @@ def read_situation(proof: dict[str, Any]) -> Situation:
         hold_until=inputs["hold_until"],
         hold_reason=inputs["held_for"],
         signals=None if signals is None else Signals(**signals),
+        readings=inputs.get("readings"),
+        autonomy=inputs.get("autonomy"),
     )
 
 

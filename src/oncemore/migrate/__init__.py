@@ -1,7 +1,7 @@
 """`oncemore migrate`: rewrite code that uses tenacity, backoff or stamina to `oncemore.retry`.
 
-A call is rewritten only if the result makes the same calls with the same planned delays. Whatever else
-changes is reported as a difference of that place, and a call that cannot be expressed is left as it is, with
+A call is rewritten only if the result makes the same calls with the same planned delays. Any other
+change is reported as a difference of that place, and a call that cannot be expressed is left as it is, with
 the reason. The source is parsed with libcst and never executed.
 
     options.py      `RetryCall`: the arguments of the new call, and `CannotMigrate`, the reason against it

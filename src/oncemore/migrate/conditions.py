@@ -1,4 +1,4 @@
-"""The conditions under which other libraries repeat a call, written as `on=` and `until=`."""
+"""Conditions of other libraries for another attempt, written as `on=` and `until=`."""
 
 from __future__ import annotations
 
@@ -130,5 +130,5 @@ _OTHER = {"or": "and", "and": "or"}
 
 
 def exclude_errors(condition: Condition, giveup: str) -> Condition:
-    """Return the condition without the errors for which the expression `giveup` is true."""
+    """Return the condition without the errors that the expression `giveup` is true for."""
     return Condition(test=f"{_read_error_test(condition)} and {_negate(giveup)}")

@@ -19,7 +19,7 @@ _EMPTY = cst.Module(body=[])
 
 
 class CallSite(Value):
-    """A call of another library, and what is known about the code around it.
+    """A call of another library, with the facts about the code around it.
 
     arguments    the arguments by name
     resolve      the resolver of names of this module
@@ -124,9 +124,8 @@ def inline_function(node: cst.BaseExpression, name: str) -> str:
 def read_parameter(function: cst.Lambda) -> str:
     """Return the name of the only parameter of a lambda."""
     parameters = function.params
-    if len(parameters.params) != 1 or parameters.kwonly_params or parameters.star_kwarg is not None:
-        raise CannotMigrate("a lambda does not have exactly one parameter")
-    if isinstance(parameters.star_arg, cst.Param):
+    others = parameters.kwonly_params or parameters.star_kwarg or isinstance(parameters.star_arg, cst.Param)
+    if len(parameters.params) != 1 or others:
         raise CannotMigrate("a lambda does not have exactly one parameter")
     return parameters.params[0].name.value
 
@@ -134,6 +133,7 @@ def read_parameter(function: cst.Lambda) -> str:
 def rename_parameter(function: cst.Lambda, name: str) -> cst.Lambda:
     """Return a lambda with its parameter renamed; refuse one where the new name means something else."""
     old = read_parameter(function)
+    # Inner scopes may use the same names for other things; renaming there would need an analysis.
     scopes = m.findall(
         function.body, m.Lambda() | m.GeneratorExp() | m.ListComp() | m.SetComp() | m.DictComp()
     )
@@ -164,22 +164,22 @@ class _NameChanger(cst.CSTTransformer):
         return updated_node.with_changes(value=self._new) if updated_node.value == self._old else updated_node
 
 
-def rewrite_hook(node: cst.BaseExpression, fields: Mapping[str, str], what: str) -> str:
+def rewrite_hook(node: cst.BaseExpression, fields: Mapping[str, str], option: str) -> str:
     """Return a hook of another library as a function of a `RetryReport`.
 
     Only a lambda can be rewritten, and only if it reads nothing but known fields of its argument.
 
-    fields  what is read from the argument ("{}.attempt_number") to the field of the report
+    fields  expressions that read the argument ("{}.attempt_number") to the field of the report
     """
     if not isinstance(node, cst.Lambda):
-        raise CannotMigrate(f"{what} is a function of another kind of argument: rewrite it for on_retry=")
+        raise CannotMigrate(f"{option} is a function of another kind of argument: rewrite it for on_retry=")
     parameter = read_parameter(node)
     known = {pattern.format(parameter): field for pattern, field in fields.items()}
     body = node.body.visit(_FieldChanger(known))
     assert isinstance(body, cst.BaseExpression)
     names = {found.value for found in m.findall(body, m.Name()) if isinstance(found, cst.Name)}
     if parameter in names - {"report"} or ("report" in names and "report" in write_source(node.body)):
-        raise CannotMigrate(f"{what} reads more than a RetryReport has: rewrite it for on_retry=")
+        raise CannotMigrate(f"{option} reads more than a RetryReport has: rewrite it for on_retry=")
     return f"lambda report: {write_source(body)}"
 
 

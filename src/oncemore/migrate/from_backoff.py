@@ -59,13 +59,12 @@ def translate_call(site: CallSite) -> RetryCall:
         ADVICE,
     )
     attempts, number = _read_attempts(arguments, site)
-    plan, number = _plan_wait(arguments, site, number)
-    if (
-        number is not None
-        and attempts != str(number)
-        and read_number(arguments.get("max_tries", cst.Integer("0"))) != number
-    ):
-        attempts = str(number)
+    plan, most = _plan_wait(arguments, site)
+    # backoff ends with a list of intervals; a list of oncemore repeats its last delay.
+    if most is not None and (number is None or most < number):
+        if attempts and number is None:
+            raise CannotMigrate("max_tries= is not a plain number beside a list of intervals")
+        attempts, number = str(most), most
     if not attempts:
         raise CannotMigrate("it has no limit on attempts: add max_tries=n first")
     condition, fallback = _read_condition(arguments)
@@ -137,22 +136,18 @@ def _read_generator(arguments: Mapping[str, cst.BaseExpression], site: CallSite)
     return _GENERATORS[name]
 
 
-def _plan_wait(
-    arguments: Mapping[str, cst.BaseExpression], site: CallSite, attempts: int | None
-) -> tuple[KnownWait, int | None]:
-    """Return the planned delays, and the attempts, which a list of intervals limits."""
+def _plan_wait(arguments: Mapping[str, cst.BaseExpression], site: CallSite) -> tuple[KnownWait, int | None]:
+    """Return the planned delays, and the attempts that a list of intervals allows."""
     spread, amount = _read_jitter(arguments, site)
     name = site.resolve(arguments["wait_gen"])
+    most = None
     if name == "backoff.constant" and isinstance(arguments.get("interval"), (cst.List, cst.Tuple)):
         delays = _read_intervals(arguments["interval"])
-        # backoff ends with the list; a list of oncemore repeats its last delay.
-        attempts = min(len(delays) + 1, attempts or MOST_ATTEMPTS)
+        most = len(delays) + 1
         plan = KnownWait(lambda n: delays[min(n, len(delays)) - 1])
     else:
         plan = _PLANS[name](_read_numbers(arguments, _GENERATORS[name]))
-    if spread == "additive":
-        return plan._replace(spread="additive", amount=amount), attempts
-    return plan._replace(spread=spread), attempts
+    return plan._replace(spread=spread, amount=amount), most
 
 
 def _read_numbers(
@@ -211,7 +206,7 @@ def _read_jitter(arguments: Mapping[str, cst.BaseExpression], site: CallSite) ->
     if name == "backoff.random_jitter":
         return "additive", 1.0
     assert node is not None
-    raise CannotMigrate(f"jitter={write_source(node)} is a function of your own, which has no counterpart")
+    raise CannotMigrate(f"jitter={write_source(node)} is a function of your own and has no counterpart")
 
 
 # Conditions.

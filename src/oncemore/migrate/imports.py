@@ -74,69 +74,86 @@ class _ImportRemover(cst.CSTTransformer):
     def __init__(self, unused: set[cst.CSTNode]) -> None:
         super().__init__()
         self._unused = unused
+        #: Stand-ins for statements that import nothing any more; their lines are removed by the block.
+        self._emptied: set[cst.CSTNode] = set()
 
     def leave_Import(  # noqa: N802 - the names are libcst's
         self, original_node: cst.Import, updated_node: cst.Import
-    ) -> cst.Import | cst.RemovalSentinel:
+    ) -> cst.Import | cst.Pass:
         names = self._keep_names(original_node.names)
         if not names:
-            return cst.RemoveFromParent()
+            return self._empty_statement()
         # The comma after the last name is the one before a removed name.
         names[-1] = names[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
         return updated_node.with_changes(names=names)
 
     def leave_ImportFrom(  # noqa: N802
         self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom
-    ) -> cst.ImportFrom | cst.RemovalSentinel:
+    ) -> cst.ImportFrom | cst.Pass:
         if isinstance(original_node.names, cst.ImportStar):
             return updated_node
         names = self._keep_names(original_node.names)
         if not names:
-            return cst.RemoveFromParent()
-        if names[-1] is not original_node.names[-1]:
-            names[-1] = _end_names(names[-1], original_node)
-        return updated_node.with_changes(names=names)
+            return self._empty_statement()
+        if names[-1] is original_node.names[-1]:
+            return updated_node.with_changes(names=names)
+        return _end_names(updated_node.with_changes(names=names), original_node.names[-1].comma)
 
     def _keep_names(self, names: Sequence[cst.ImportAlias]) -> list[cst.ImportAlias]:
         return [alias for alias in names if alias not in self._unused]
 
+    def _empty_statement(self) -> cst.Pass:
+        # libcst would remove the whole line at once, and its comments with it.
+        stand_in = cst.Pass()
+        self._emptied.add(stand_in)
+        return stand_in
+
     def leave_Module(self, original_node: cst.Module, updated_node: cst.Module) -> cst.Module:  # noqa: N802
-        return updated_node.with_changes(body=_drop_empty_lines(updated_node.body))
+        return updated_node.with_changes(body=self._drop_lines(updated_node.body))
 
     def leave_IndentedBlock(  # noqa: N802
         self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock
     ) -> cst.IndentedBlock:
-        body = _drop_empty_lines(updated_node.body)
+        body = self._drop_lines(updated_node.body)
         # A block needs a statement: `try: import tenacity` may have had only this one.
         return updated_node.with_changes(body=body or [cst.SimpleStatementLine([cst.Pass()])])
 
+    def _drop_lines(self, body: Sequence[cst.BaseStatement]) -> list[cst.BaseStatement]:
+        """Return the statements without emptied lines; their comments go to the next statement."""
+        kept: list[cst.BaseStatement] = []
+        comments: list[cst.EmptyLine] = []
+        for statement in body:
+            if isinstance(statement, cst.SimpleStatementLine):
+                rest = [small for small in statement.body if small not in self._emptied]
+                if not rest:
+                    comments += [line for line in statement.leading_lines if line.comment is not None]
+                    continue
+                statement = statement.with_changes(body=rest)
+            if comments:
+                lines = (*comments, *statement.leading_lines)  # type: ignore[attr-defined]
+                statement = statement.with_changes(leading_lines=lines)
+                comments = []
+            kept.append(statement)
+        return kept
 
-def _end_names(alias: cst.ImportAlias, statement: cst.ImportFrom) -> cst.ImportAlias:
-    """Return the last remaining name with the line end of the old last one, and its own comment."""
+
+def _end_names(statement: cst.ImportFrom, old_comma: cst.Comma | cst.MaybeSentinel) -> cst.ImportFrom:
+    """Return an import whose last names were removed, with its end as before and the comments of the rest.
+
+    old_comma  the comma after the old last name, if there was one
+    """
     assert not isinstance(statement.names, cst.ImportStar)
-    comma, old = alias.comma, statement.names[-1].comma
-    if not isinstance(comma, cst.Comma) or statement.lpar is None:
-        return alias.with_changes(comma=cst.MaybeSentinel.DEFAULT)
-    after = comma.whitespace_after
-    if not isinstance(after, cst.ParenthesizedWhitespace):
-        return alias.with_changes(comma=old)
-    # The closing parenthesis has the indentation that followed the old last comma.
-    if isinstance(old, cst.Comma) and isinstance(old.whitespace_after, cst.ParenthesizedWhitespace):
-        after = after.with_changes(last_line=old.whitespace_after.last_line)
-    return alias.with_changes(comma=comma.with_changes(whitespace_after=after))
-
-
-def _drop_empty_lines(body: Sequence[cst.BaseStatement]) -> list[cst.BaseStatement]:
-    """Return the statements without emptied lines, whose comments go to the next statement."""
-    kept: list[cst.BaseStatement] = []
-    comments: list[cst.EmptyLine] = []
-    for statement in body:
-        if isinstance(statement, cst.SimpleStatementLine) and not statement.body:
-            comments += [line for line in statement.leading_lines if line.comment is not None]
-            continue
-        if comments:
-            lines = (*comments, *statement.leading_lines)  # type: ignore[attr-defined]
-            statement = statement.with_changes(leading_lines=lines)
-            comments = []
-        kept.append(statement)
-    return kept
+    *names, last = statement.names
+    after = last.comma.whitespace_after if isinstance(last.comma, cst.Comma) else None
+    if not isinstance(after, cst.ParenthesizedWhitespace) or statement.rpar is None:
+        # All on one line: no comma before the end.
+        return statement.with_changes(names=[*names, last.with_changes(comma=cst.MaybeSentinel.DEFAULT)])
+    # The line break before the parenthesis is after the old last comma, or before the parenthesis itself.
+    before = (
+        old_comma.whitespace_after if isinstance(old_comma, cst.Comma) else statement.rpar.whitespace_before
+    )
+    if isinstance(before, cst.ParenthesizedWhitespace):
+        after = after.with_changes(last_line=before.last_line)
+    last = last.with_changes(comma=cst.Comma(whitespace_after=after))
+    rpar = statement.rpar.with_changes(whitespace_before=cst.SimpleWhitespace(""))
+    return statement.with_changes(names=[*names, last], rpar=rpar)

@@ -38,7 +38,7 @@ LIBRARIES: dict[str, ModuleType] = {
 class MigratedCall(Value):
     """One call of the other library: rewritten, or left as it is for a reason.
 
-    differences  what the rewritten call does differently
+    differences  changes of behaviour, one sentence each
     """
 
     line: int
@@ -93,7 +93,7 @@ class _CallScan(cst.CSTVisitor):
         self.calls: list[MigratedCall] = []
         #: New source by node: of calls, and of fields of an attempt.
         self.replacements: dict[cst.CSTNode, str] = {}
-        #: Comments inside replaced calls, by the statement or decorator before which they are written.
+        #: Comments inside replaced calls, by the statement or decorator that they will precede.
         self.comments: dict[cst.CSTNode, list[str]] = {}
         self.imports: set[str] = set()
         #: Imported names that the replaced calls used.
@@ -148,7 +148,7 @@ class _CallScan(cst.CSTVisitor):
     def resolve_name(self, node: cst.CSTNode) -> str:
         """Return the full name of an imported thing, "" for anything else."""
         names = self.get_metadata(QualifiedNameProvider, node, set())
-        # Two names mean two imports, such as in try and except; which of them holds is not known.
+        # Two names mean two imports, such as in try and except: the one that holds is not known.
         imported = [name.name for name in names if name.source == QualifiedNameSource.IMPORT]
         if len(imported) != 1 or len(names) != 1:
             return ""
@@ -232,7 +232,7 @@ class _CallScan(cst.CSTVisitor):
         if not isinstance(function, cst.FunctionDef):
             raise CannotMigrate("it decorates a class")
         if _is_generator(function):
-            raise CannotMigrate("it decorates a generator function, which oncemore refuses")
+            raise CannotMigrate("it decorates a generator function: oncemore refuses them")
         below = function.decorators[function.decorators.index(parent) + 1 :]
         for decorator in below:
             if write_source(decorator.decorator) in ("staticmethod", "classmethod"):

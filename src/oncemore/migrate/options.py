@@ -14,7 +14,7 @@ CANCELS = "total_timeout also cancels an attempt of a coroutine that is still ru
 
 
 def compare_timeouts(other: str, is_async: bool | None) -> tuple[str, ...]:
-    """Return the differences of `total_timeout=`; `other` says what the other library does instead."""
+    """Return the differences of `total_timeout=`; `other` is the behaviour of the other library."""
     late = f"total_timeout does not start a wait that does not fit, where {other}"
     # A plain function is never interrupted; a coroutine is, and so may be a function that is not seen.
     return (late,) if is_async is False else (late, CANCELS)
@@ -28,7 +28,7 @@ class RetryCall(Value):
     """The arguments of the new call.
 
     attempts      the number as text, and as a number if it is known
-    differences   what the new call does differently, one sentence each
+    differences   changes of behaviour, one sentence each
     notes         other things to know, such as an argument that is no longer needed
     imports       modules besides oncemore that the arguments need
     """
@@ -48,7 +48,7 @@ class RetryCall(Value):
     imports: tuple[str, ...] = ()
 
 
-#: The arguments in the order in which they are written.
+#: The arguments in their order in the new call.
 WRITTEN = (
     *("on", "until", "attempts", "total_timeout", "wait", "jitter", "fallback", "on_retry", "name"),
 )  # fmt: skip

@@ -37,13 +37,15 @@ LIBRARY = "tenacity"
 ANY_ERROR = Condition(types=("Exception",))
 
 
-def read_strategy(node: cst.BaseExpression, resolve: ResolveName, what: str) -> tuple[str, cst.Call]:
+def read_strategy(node: cst.BaseExpression, resolve: ResolveName, option: str) -> tuple[str, cst.Call]:
     """Return the name and the call of a strategy of tenacity that is written in place."""
     if isinstance(node, cst.Call):
         library, _, name = resolve(node.func).rpartition(".")
         if library == LIBRARY:
             return name, node
-    raise CannotMigrate(f"{what}={write_source(node)} is not a strategy of tenacity that is written in place")
+    raise CannotMigrate(
+        f"{option}={write_source(node)} is not a strategy of tenacity that is written in place"
+    )
 
 
 # Waits.
@@ -69,6 +71,7 @@ def read_wait(node: cst.BaseExpression, resolve: ResolveName) -> WaitPlan:
     if name not in _WAITS:
         raise CannotMigrate(f"wait={name} has no counterpart")
     parameters, build, write = _WAITS[name]
+    # Numbers are computed; names can only be copied, into a schedule of the same shape.
     arguments = bind_arguments(call, tuple(parameters))
     refuse_arguments(arguments, parameters, {})
     numbers = dict(parameters) | {

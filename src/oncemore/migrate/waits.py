@@ -112,7 +112,7 @@ def _write_member(wait: WaitPlan) -> str:
 
 
 def combined_wait(waits: Sequence[WaitPlan]) -> KnownWait:
-    """Return the sum of waits, of which one may be random."""
+    """Return the sum of waits; one of them may be random."""
     if any(isinstance(wait, WrittenWait) for wait in waits):
         raise CannotMigrate("the sum of waits has parts that are not plain numbers")
     known = [wait for wait in waits if isinstance(wait, KnownWait)]

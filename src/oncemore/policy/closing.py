@@ -45,7 +45,8 @@ STOPS: Final = {
     "skipped_terminal": "skipped_terminal",
 }
 #: Events that quarantine the run until a person decides.
-HOLDS: Final = ("checksum_mismatch", APPROVAL_NEEDED, *GATE_HOLDS.values())
+AUTONOMY_ESCALATION = "autonomy_escalation"
+HOLDS: Final = ("checksum_mismatch", APPROVAL_NEEDED, AUTONOMY_ESCALATION, *GATE_HOLDS.values())
 #: Events after which the run continues at once.
 RESUMES: Final = ("released", "decided")
 #: Hold reasons: attempts were lost with their workers until none was left, or the outcome is not known.
@@ -194,6 +195,7 @@ _VERDICTS: Final = {
     OUTCOME_UNKNOWN: "UNKNOWN",
     "checksum_mismatch": "QUARANTINE",
     APPROVAL_NEEDED: "QUARANTINE",
+    AUTONOMY_ESCALATION: "QUARANTINE",
     **dict.fromkeys(GATE_HOLDS.values(), "QUARANTINE"),
 }
 

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from oncemore._values import Value, make
 from oncemore.policy.backoff import jittered_delay
-from oncemore.policy.tuning import NO_SIGNALS, Signals, TuningTerms, tune_delay
+from oncemore.policy.tuning import NO_SIGNALS, Signals, TuningTerms, slow_down, tune_delay
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Final, Literal
+    from typing import Any, Final, Literal
 
     from oncemore.policy.canonical_json import Plain
     from oncemore.policy.model import Action, Failure, Verdict
@@ -43,7 +43,12 @@ if TYPE_CHECKING:
 
 
 class Situation(Value):
-    """All inputs of a decision after a failed attempt; times are POSIX seconds on one clock."""
+    """All inputs of a decision after a failed attempt; times are POSIX seconds on one clock.
+
+    signals   the numbers of tuning
+    readings  the same and further inputs with their sources and ages, for the proof
+    autonomy  the decision of the autonomy matrix in force: its id, its action and its `slow_factor`
+    """
 
     attempt: int
     failure: Failure
@@ -57,6 +62,8 @@ class Situation(Value):
     hold_until: float | None = None
     hold_reason: str = ""
     signals: Signals | None = None
+    readings: dict[str, Any] | None = None
+    autonomy: dict[str, Any] | None = None
 
 
 class Decision(Value):
@@ -105,7 +112,7 @@ _FINAL_ACTIONS: Final[dict[Verdict, tuple[Action, Reason]]] = {
 def decide_retry(policy: Policy, situation: Situation) -> Decision:
     """Return the decision after the failed attempt in `situation`."""
     # Unpacked once: this runs at every failure, and each attribute lookup of a tuple costs time.
-    attempt, failure, verdict, now, seed, _, deadline, expected, tokens, hold_until, _, _ = situation
+    attempt, failure, verdict, now, seed, _, deadline, expected, tokens, hold_until, _, _, _, _ = situation
     if verdict != "RETRYABLE":
         action, reason = _FINAL_ACTIONS[verdict]
         return make(Decision, (action, reason, 0.0, None, policy, situation))
@@ -161,8 +168,12 @@ def compute_tuning(policy: Policy, situation: Situation, delay: float) -> Tuning
     """Return the tuning terms of a delay; the policy must have tuning."""
     assert policy.tuning is not None
     left = deadline_left(policy, situation)
-    signals = situation.signals or NO_SIGNALS
-    return tune_delay(delay, policy.tuning, signals, policy.max_delay_s, situation.expected_s or 0.0, left)
+    signals, slow = situation.signals or NO_SIGNALS, 1.0
+    if situation.autonomy is not None:
+        slow = situation.autonomy.get("slow_factor", 1.0)
+    expected = situation.expected_s or 0.0
+    terms = tune_delay(delay, policy.tuning, signals, policy.max_delay_s, expected, left)
+    return terms if slow == 1.0 else slow_down(terms, slow, delay, policy.max_delay_s, signals)
 
 
 def deadline_left(policy: Policy, situation: Situation) -> float | None:

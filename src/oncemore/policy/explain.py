@@ -10,6 +10,7 @@ from oncemore._values import Value, make
 from oncemore.policy.backoff import delay_terms
 from oncemore.policy.decide import compute_tuning, deadline_left
 from oncemore.policy.policy import policy_facts
+from oncemore.policy.tuning import CARBON_WEIGHT, NO_SIGNALS, PRICE_WEIGHT, is_stretch_clamped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ def format_seconds(value: float) -> str:
     if value < 120:
         return f"{value:.3g} s" if value < 10 else f"{value:.4g} s"
     if value < 7200:
-        return f"{int(value // 60)} min {value % 60:.0f} s"
+        # Rounded first: 599.9 seconds are 10 min 0 s, and not 9 min 60 s.
+        minutes, seconds = divmod(round(value), 60)
+        return f"{minutes} min {seconds} s"
     return f"{int(value // 3600)} h {int(value % 3600 // 60)} min"
 
 
@@ -180,7 +183,7 @@ def explain_decision(decision: Decision, digest: str = "") -> str:
     if terms is not None:
         lines.append(_explain_delay(policy, situation, terms))
         if terms.tuned is not None:
-            lines.append(_explain_tuning(terms.tuned))
+            lines.append(_explain_tuning(policy, situation, terms.jittered_s, terms.tuned))
         lines.extend(_explain_bounds(decision, terms))
     lines.append(f"Policy {policy.name} version {policy.version}, {(digest or policy.digest)[:12]}.")
     return " ".join(lines)
@@ -194,12 +197,39 @@ def _explain_delay(policy: Policy, situation: Situation, terms: DelayTerms) -> s
     )
 
 
-def _explain_tuning(terms: TuningTerms) -> str:
-    text = (
-        f"Tuned by {terms.stretch:g} for carbon and price and {1 - terms.risk:g} for the deadline: "
-        f"{terms.delay_s:.6g} s"
-    )
-    return text + (f" (not known: {', '.join(terms.missing)})." if terms.missing else ".")
+def _explain_tuning(policy: Policy, situation: Situation, base_s: float, terms: TuningTerms) -> str:
+    """Return the tuned delay as a product, with the signal behind each factor."""
+    tuning, signals = policy.tuning, situation.signals or NO_SIGNALS
+    assert tuning is not None
+    slowed = f" x {terms.slow:g} (slowed down by the autonomy matrix)" if terms.slow != 1.0 else ""
+    text = f"Tuned to {terms.delay_s:.6g} s = {base_s:.6g} s x {terms.stretch:g}{slowed} x {1 - terms.risk:g}"
+    reasons = []
+    if signals.grid_intensity is not None:
+        added = f"+{CARBON_WEIGHT * terms.carbon:g}{_describe_source(situation, 'grid_intensity')}"
+        scale = f"on the scale from {tuning.carbon_low:g} to {tuning.carbon_high:g}"
+        reasons.append(f"grid intensity {signals.grid_intensity:g} g/kWh {scale}: {added}")
+    if signals.energy_price is not None:
+        relation = "at or above" if terms.price else "below"
+        reasons.append(
+            f"price {signals.energy_price:g} USD/kWh {relation} the peak of {tuning.price_peak:g}: "
+            f"+{PRICE_WEIGHT * terms.price:g}{_describe_source(situation, 'energy_price')}"
+        )
+    if is_stretch_clamped(terms, tuning):
+        reasons.append(f"the stretch is held at {tuning.max_stretch:g}")
+    if terms.buffer_s is not None:
+        buffer = format_seconds(max(0.0, terms.buffer_s))
+        reasons.append(f"a buffer of {buffer} before the deadline: risk {terms.risk:g}")
+    text += f" ({'; '.join(reasons)})" if reasons else ""
+    return text + (f", not known: {', '.join(terms.missing)}." if terms.missing else ".")
+
+
+def _describe_source(situation: Situation, name: str) -> str:
+    """Return source and age of a signal, if the situation has its reading."""
+    reading = (situation.readings or {}).get(name, {})
+    if "source" not in reading:
+        return ""
+    age = reading.get("age_s")
+    return f", from {reading['source']}" + (f", {format_seconds(age)} old" if age else "")
 
 
 def _explain_bounds(decision: Decision, terms: DelayTerms) -> list[str]:

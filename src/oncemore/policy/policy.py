@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from oncemore.limits.breaker_rules import BreakerRules
     from oncemore.policy.canonical_json import CanonicalFragment, Plain
+    from oncemore.telemetry.autonomy_rules import StepAutonomy
 
     Unmatched = Literal["retry", "fail"]
     Bounds = tuple[tuple[str, tuple[Any, ...]], ...]
@@ -225,6 +226,7 @@ class StepSettings(Value):
     repeats_once    whether a `once` step is retried after an error that guarantees that nothing happened
     lease           lease time and renewal interval in seconds; None: the engine's own settings
     governed_profile  the `Profile` of a governed file, whose version a store remembers; else None
+    autonomy        the autonomy matrix of the profile; None if it has none
     """
 
     after_failure: str = "new_run"
@@ -237,6 +239,7 @@ class StepSettings(Value):
     repeats_once: bool = True
     lease: tuple[float, float] | None = None
     governed_profile: object = None
+    autonomy: StepAutonomy | None = None
 
 
 class PolicyFacts(Value):

@@ -15,6 +15,7 @@ from oncemore.policy.tuning import is_stretch_clamped
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from typing import Any
 
     from oncemore.policy.canonical_json import Plain
     from oncemore.policy.decide import Decision, Situation
@@ -93,12 +94,19 @@ def _format_failure(failure: Failure, quote: Callable[[str], str]) -> str:
 
 def _format_inputs(situation: Situation, quote: Callable[[str], str]) -> str:
     signals = "null" if situation.signals is None else _format_signals(situation.signals)
+    # Both are absent in proofs of policies without tuning, and in those of older versions.
+    autonomy = "" if situation.autonomy is None else f'"autonomy":{_format_plain(situation.autonomy)},'
+    readings = "" if situation.readings is None else f'"readings":{_format_plain(situation.readings)},'
     return (
-        f'{{"deadline":{_format_optional(situation.deadline)},"expected_s":{_format_optional(situation.expected_s)},'
+        f'{{{autonomy}"deadline":{_format_optional(situation.deadline)},"expected_s":{_format_optional(situation.expected_s)},'
         f'"held_for":{quote(situation.hold_reason)},"hold_until":{_format_optional(situation.hold_until)},"now":{_format_optional(situation.now)},'
-        f'"seed":{quote(situation.seed)},"signals":{signals},"started":{_format_optional(situation.started_at)},'
+        f'{readings}"seed":{quote(situation.seed)},"signals":{signals},"started":{_format_optional(situation.started_at)},'
         f'"tokens":{_format_optional(situation.budget_tokens)}}}'
     )
+
+
+def _format_plain(value: dict[str, Any]) -> str:
+    return encode_canonical(value).decode()
 
 
 def _format_signals(signals: Signals) -> str:
@@ -111,11 +119,12 @@ def _format_signals(signals: Signals) -> str:
 
 
 def _format_tuning(terms: TuningTerms) -> str:
-    carbon, price, queue, buffer, risk, stretch, delay, missing = terms
+    carbon, price, queue, buffer, risk, stretch, delay, missing, slow = terms
+    slowed = "" if slow == 1.0 else f',"slow":{_format_optional(slow)}'
     return (
         f'{{"buffer_s":{_format_optional(buffer)},"carbon":{_format_optional(carbon)},"delay_s":{_format_optional(delay)},'
         f'"missing":{_format_names(missing)},"price":{_format_optional(price)},"queue_s":{_format_optional(queue)},'
-        f'"risk":{_format_optional(risk)},"stretch":{_format_optional(stretch)}}}'
+        f'"risk":{_format_optional(risk)}{slowed},"stretch":{_format_optional(stretch)}}}'
     )
 
 
@@ -161,6 +170,7 @@ def _failure_dict(failure: Failure) -> dict[str, Plain]:
 
 
 def _inputs_dict(situation: Situation) -> dict[str, Plain]:
+    surroundings = {"readings": situation.readings, "autonomy": situation.autonomy}
     return {
         "now": situation.now,
         "started": situation.started_at,
@@ -171,6 +181,7 @@ def _inputs_dict(situation: Situation) -> dict[str, Plain]:
         "hold_until": situation.hold_until,
         "held_for": situation.hold_reason,
         "signals": None if situation.signals is None else situation.signals._asdict(),
+        **{name: value for name, value in surroundings.items() if value is not None},
     }
 
 
@@ -180,9 +191,17 @@ def _terms_dict(terms: DelayTerms) -> dict[str, Plain]:
         "planned_s": planned,
         "u": u,
         "jittered_s": jittered,
-        "tuned": None if tuned is None else tuned._asdict(),
+        "tuned": None if tuned is None else _tuning_dict(tuned),
         "room_s": room,
     }
+
+
+def _tuning_dict(terms: TuningTerms) -> dict[str, Plain]:
+    fields = terms._asdict()
+    # Absent unless the autonomy matrix slows the work down: older proofs do not have it.
+    if terms.slow == 1.0:
+        del fields["slow"]
+    return fields
 
 
 def _list_clamps(decision: Decision, terms: DelayTerms | None) -> list[Plain]:

@@ -44,7 +44,10 @@ class Signals(Value):
 
 
 class TuningTerms(Value):
-    """The terms of one tuned delay; all of them are part of the proof."""
+    """The terms of one tuned delay; all of them are part of the proof.
+
+    slow  the factor of a decision of the autonomy matrix to slow down; 1 without one
+    """
 
     carbon: float
     price: float
@@ -54,6 +57,7 @@ class TuningTerms(Value):
     stretch: float
     delay_s: float
     missing: tuple[str, ...]
+    slow: float = 1.0
 
 
 NO_SIGNALS = Signals()
@@ -81,7 +85,16 @@ def tune_delay(
     limited = min(max(delay, min(MIN_TUNED_S, b)), cap)
     terms = (carbon, price, queue, buffer, risk, stretch)
     # In the order of the fields: `make` takes a fifth of the time of keywords, in every tuned decision.
-    return make(TuningTerms, (*terms, limited, _missing_signals(signals)))
+    return make(TuningTerms, (*terms, limited, _missing_signals(signals), 1.0))
+
+
+def slow_down(terms: TuningTerms, slow: float, b: float, cap: float, signals: Signals) -> TuningTerms:
+    """Return the terms of a delay that the autonomy matrix has slowed down, within the same bounds."""
+    # A spent error budget forbids every choice that lengthens the run.
+    if signals.error_budget is not None and signals.error_budget <= 0:
+        return terms
+    delay = b * terms.stretch * slow * (1.0 - terms.risk)
+    return terms._replace(slow=slow, delay_s=min(max(delay, min(MIN_TUNED_S, b)), cap))
 
 
 def _asked_stretch(carbon: float, price: float) -> float:

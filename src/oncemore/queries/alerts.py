@@ -39,6 +39,7 @@ def find_store_alerts(store: Store, since: float, until: float, rules: AlertRule
                 assert attempt.situation is not None
                 code = attempt.situation.failure.code
                 retries.append(RetryMoment(attempt.ended, run.step, code, f"entry {attempt.seq}"))
+        # A run that is still open may yet succeed.
         if not run.open and since <= run.ended_at <= until:
             is_exhausted = run.state == "HARD_FAIL" and run.reason == EXHAUSTED
             record = f"run {run.run_id}"

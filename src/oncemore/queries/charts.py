@@ -147,13 +147,16 @@ def render_line_chart(
 ) -> str:
     """Return an SVG document with up to `MAX_SERIES` lines; without any point it says so in words."""
     _check_series(len(series))
+    # All series share one scale: their distance is what the chart shows.
     xs = [x for one in series for x, _ in one.points]
     ys = [y for one in series for _, y in one.points]
-    parts = open_svg(
-        heading, below, _describe_lines(series, x_label, y_label), style=BASE_STYLE + _series_style(), ids=ids
-    )
+    # The name of the vertical axis stands below the heading: above the axis is the legend.
+    under = f"{y_label}; {below}" if below else y_label
+    described = _describe_lines(series, x_label, y_label)
+    parts = open_svg(heading, under, described, style=BASE_STYLE + _series_style(), ids=ids)
     if not xs:
         return _close_svg([*parts, render_text(WIDTH / 2, HEIGHT / 2, "no values", "middle")])
+    # From 0, because a cut axis exaggerates differences.
     scale = round_ticks(max(0.0, *ys), 7)
     first, last = min(xs), max(xs)
 
@@ -163,10 +166,10 @@ def render_line_chart(
     def place_y(y: float) -> float:
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * y / scale[-1]
 
-    parts += _render_y_scale(scale, place_y, y_label)
+    parts += _render_y_scale(scale, place_y)
     parts += [
         render_text(place_x(x), HEIGHT - BOTTOM + 20, format_x(x), anchor, "soft")
-        for x, anchor in _label_places(first, last)
+        for x, anchor in _label_places(first, last, len(format_x(last)))
     ]
     parts.append(render_text(WIDTH / 2, HEIGHT - BOTTOM + 40, x_label, "middle", "soft"))
     for n, one in enumerate(series):
@@ -178,15 +181,17 @@ def render_line_chart(
     return _close_svg([*parts, *_render_legend([one.name for one in series])])
 
 
-def _label_places(first: float, last: float) -> list[tuple[float, str]]:
+def _label_places(first: float, last: float, length: int) -> list[tuple[float, str]]:
     """Return the positions of the labels below a line chart with their anchors."""
     if first == last:
         return [(first, "start")]
-    return [(first, "start"), *((first + (last - first) * n / 4, "middle") for n in (1, 2, 3)), (last, "end")]
+    # Five labels of more than ten characters would touch each other.
+    inner = (2,) if length > 10 else (1, 2, 3)
+    return [(first, "start"), *((first + (last - first) * n / 4, "middle") for n in inner), (last, "end")]
 
 
-def _render_y_scale(scale: Sequence[float], place_y: Callable[[float], float], label: str) -> list[str]:
-    lines = [render_text(LEFT, TOP - 12, label, "start", "soft")]
+def _render_y_scale(scale: Sequence[float], place_y: Callable[[float], float]) -> list[str]:
+    lines: list[str] = []
     for value in scale:
         y = place_y(value)
         lines.append(f'<line class="{"grid" if value else "axis"}" x1="{LEFT}" x2="{WIDTH - RIGHT}" '
@@ -195,15 +200,25 @@ def _render_y_scale(scale: Sequence[float], place_y: Callable[[float], float], l
     return lines
 
 
-def _render_legend(names: Sequence[str], y: float = 76) -> list[str]:
-    lines, x = [], float(LEFT)
+def _render_legend(names: Sequence[str], *, is_filled: bool = False) -> list[str]:
+    """Return the names of the series with their samples, in as many rows as they need.
+
+    is_filled  whether the series are areas; they have no dash pattern then
+    """
+    lines, x, y = [], float(LEFT), 74.0
     for n, name in enumerate(names):
-        lines += [
-            f'<line class="s{n}" x1="{x:.2f}" x2="{x + 26:.2f}" y1="{y - 4}" y2="{y - 4}"/>',
-            render_text(x + 32, y, f"{MARKS[n]} {name}", "start", "soft"),
-        ]
-        # 7 pixels are the average width of a letter in this size.
-        x += 32 + 7.2 * (len(name) + 2) + 18
+        # 7.2 pixels are the average width of a letter in this size.
+        width = 32 + 7.2 * (len(name) + 2)
+        if x > LEFT and x + width > WIDTH:
+            x, y = float(LEFT), y + 18
+        sample = (
+            f'<rect class="f{n}" x="{x:.2f}" y="{y - 11:.2f}" width="26" height="12"/>'
+            if is_filled
+            else f'<line class="s{n}" x1="{x:.2f}" x2="{x + 26:.2f}" y1="{y - 4:.2f}" y2="{y - 4:.2f}"/>'
+        )
+        text = name if is_filled else f"{MARKS[n]} {name}"
+        lines += [sample, render_text(x + 32, y, text, "start", "soft")]
+        x += width + 14
     return lines
 
 
@@ -245,11 +260,12 @@ def render_bar_chart(
     )
     if not rows:
         return _close_svg([*parts, render_text(WIDTH / 2, height / 2, "no values", "middle")])
+    # 110 pixels stay free for the number behind the longest bar.
     longest = max(sum(row.values) for row in rows) or 1.0
     per_unit = (WIDTH - LEFT - NAME_WIDTH - 110) / longest
     for number, row in enumerate(rows):
         parts += _render_bar(row, TOP + number * (BAR_HEIGHT + BAR_GAP), per_unit, unit)
-    return _close_svg([*parts, *_render_legend(names)])
+    return _close_svg([*parts, *_render_legend(names, is_filled=True)])
 
 
 def _describe_bar(names: Sequence[str], row: BarRow) -> str:
@@ -273,6 +289,8 @@ def _render_bar(row: BarRow, y: float, per_unit: float, unit: str) -> list[str]:
 # In a terminal --------------------------------------------------------------------------------------
 
 TERMINAL_ROWS = 12
+#: Fills of the stacked parts of a bar.
+FILLS = "█░▒▓━─"
 MIN_COLUMNS = 20
 
 
@@ -281,6 +299,7 @@ def draw_lines(
 ) -> list[str]:
     """Return a line chart as text of at most `width` columns; each series has its own mark."""
     _check_series(len(series))
+    # Without points there is no scale.
     points = [point for one in series for point in one.points]
     if not points:
         return ["no values"]
@@ -318,3 +337,22 @@ def _value_between(points: Sequence[tuple[float, float]], x: float) -> float | N
         return right[1] if math.isclose(right[0], x) else None
     left = points[place - 1]
     return left[1] + (right[1] - left[1]) * (x - left[0]) / (right[0] - left[0])
+
+
+def draw_bars(names: Sequence[str], rows: Sequence[BarRow], width: int, *, unit: str) -> list[str]:
+    """Return a bar chart as text of at most `width` columns; the parts of a bar have their own fill."""
+    _check_series(len(names))
+    if not rows:
+        return ["no values"]
+    margin = max(len(row.name) for row in rows)
+    notes = [row.note or f"{format_number(sum(row.values))} {unit}" for row in rows]
+    room = max(MIN_COLUMNS, width - margin - max(map(len, notes)) - 4)
+    per_cell = (max(sum(row.values) for row in rows) or 1.0) / room
+    lines = []
+    for row, note in zip(rows, notes, strict=True):
+        # The ends are rounded, not the lengths: so the whole bar has the length of the sum.
+        ends = [round(sum(row.values[: n + 1]) / per_cell) for n in range(len(row.values))]
+        starts = [0, *ends]
+        bar = "".join(FILLS[n] * max(0, end - starts[n]) for n, end in enumerate(ends))
+        lines.append(f"{row.name:>{margin}} {bar} {note}")
+    return [*lines, "   ".join(f"{FILLS[n]} {name}" for n, name in enumerate(names))]

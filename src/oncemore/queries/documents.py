@@ -97,6 +97,7 @@ def _escape_markdown(text: str) -> str:
 
 def render_html(title: str, blocks: Iterable[Block]) -> str:
     """Return a document as one self-contained HTML page."""
+    # Every text is escaped where it is placed: names of steps and tenants come from users.
     body = "\n".join(_render_html_block(block) for block in blocks)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from functools import cache
 
-from oncemore.maintenance.lineage import derive_lineage
-from oncemore.policy.canonical_json import hash_bytes
+from oncemore.lineage.ids import derive_lineage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+    from oncemore.lineage.ids import RunLineage
     from oncemore.log.encryption import BodyCipher
     from oncemore.log.entry_codec import EntryHeader
     from oncemore.log.record import RunRecord
     from oncemore.log.store import Entry, Store
-    from oncemore.maintenance.lineage import RunLineage
 
 
 def read_body(entry: Entry) -> dict[str, Any]:
@@ -99,12 +98,11 @@ def list_entities_between(store: Store, since: float, until: float) -> list[str]
 
 def collect_digests(body: dict[str, Any]) -> dict[str, str]:
     """Return the digests of the result and of each artifact in the body of a COMMIT."""
-    import json
+    from oncemore.steps.inputs import digest_value
 
     digests = {}
     if "result" in body:
-        text = json.dumps(body["result"], sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        digests["result"] = hash_bytes(text.encode()).hex()
+        digests["result"] = digest_value(body["result"])
     # A large result is stored as an artifact, and the body holds its digest instead of the value.
     if "spilled" in body:
         digests["result"] = body["spilled"]["digest"]
@@ -113,31 +111,16 @@ def collect_digests(body: dict[str, Any]) -> dict[str, str]:
     return digests
 
 
-def build_lineage(key: str, run: RunRecord, arguments: Any, body: dict[str, Any]) -> RunLineage:
-    """Return the lineage of a run, given its arguments and the body of its COMMIT."""
-    used = {*_find_artifact_digests(arguments)}
+def build_lineage(key: str, run: RunRecord, body: dict[str, Any]) -> RunLineage:
+    """Return the lineage of a run, given the body of its COMMIT."""
+    used = {edge["digest"] for edge in body.get("used", ())}
     if run.input_hash:
         used.add(run.input_hash)
     return derive_lineage(run.step, key, run.cfg_hash, used, collect_digests(body).values())
 
 
-def _find_artifact_digests(value: Any) -> Iterator[str]:
-    """Yield the digests of all artifacts inside recorded arguments."""
-    if isinstance(value, dict):
-        if isinstance(artifact := value.get("$artifact"), dict):
-            yield artifact["digest"]
-        for part in value.values():
-            yield from _find_artifact_digests(part)
-    elif isinstance(value, list):
-        for part in value:
-            yield from _find_artifact_digests(part)
-
-
 def list_lineages(store: Store, entity: str) -> Iterator[tuple[RunRecord, RunLineage]]:
     """Yield the run and the lineage of every COMMIT of a key that is still readable, oldest first."""
-    arguments: Any = None
     for _, header, run, body in fold_runs(store, entity):
-        # Arguments are recorded once, with the run's first entry.
-        arguments = body.get("arguments", arguments)
         if "COMMIT" in header.marks and body and "sealed" not in body:
-            yield run, build_lineage(entity.removeprefix("run/"), run, arguments, body)
+            yield run, build_lineage(entity.removeprefix("run/"), run, body)

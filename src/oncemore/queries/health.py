@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from oncemore.artifacts.store import ArtifactStore
     from oncemore.control.switches import ActiveSwitch
+    from oncemore.lineage.ids import RunLineage
     from oncemore.log.record import RunRecord
     from oncemore.log.store import Entry, Store
-    from oncemore.maintenance.lineage import RunLineage
     from oncemore.maintenance.replay import ReplayedEntry
 
     Progress = Callable[[int, int], object]

@@ -151,6 +151,7 @@ def _complete_config(run: RunRecord, earlier: str | None) -> str | None:
 
 
 def _build_run(entries: list[FoldedEntry], policies: PolicyLookup, complete_cfg: str | None) -> RecordedRun:
+    # The last entry has the whole run: every record is the fold of all entries before it.
     entry, header, run, _ = entries[-1]
     attempts = tuple(_list_attempts(entries, policies))
     is_over = run.state in ("COMPLETE", "HARD_FAIL")
@@ -184,6 +185,7 @@ def _list_attempts(entries: list[FoldedEntry], policies: PolicyLookup) -> Iterat
     begun: RunRecord | None = None
     for entry, header, run, body in entries:
         if "INTENT" in header.marks:
+            # The claim has the start of the attempt; the entry that ends it may change the fields.
             begun = run
         elif begun is not None and run.state != "RUNNING":
             yield _make_attempt(entry.seq, begun, run, header.at, body, policies)
@@ -237,6 +239,7 @@ def build_recorded_world(runs: Iterable[RecordedRun]) -> SimulatedWorld:
             if attempt.situation is not None and attempt.situation.signals is not None:
                 signals = attempt.situation.signals
                 points.append((attempt.situation.now, signals.grid_intensity, signals.energy_price))
+            # Attempts without a signal leave no point, so that the value before still holds.
             for at, grams, usd in points:
                 intensity += [(at, grams)] if grams is not None else []
                 price += [(at, usd)] if usd is not None else []

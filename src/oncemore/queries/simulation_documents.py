@@ -34,7 +34,7 @@ def build_comparison_blocks(report: SimulationReport) -> list[Block]:
     below = f"{report.before_name} and {report.after_name}"
     blocks: list[Block] = [
         HeadingBlock("What-if simulation", 1),
-        TextBlock(f"{report.before.runs:,} recorded runs: {below}. {report.changed:,} runs differ."),
+        TextBlock(f"{_count_runs(report.before.runs)}: {below}. {report.changed:,} of them differ."),
         TableBlock(
             ("figure", "before", "after", "difference"),
             tuple(_format_figure(figure) for figure in report.figures),
@@ -51,6 +51,10 @@ def build_comparison_blocks(report: SimulationReport) -> list[Block]:
     return [*blocks, *map(TextBlock, report.notes)]
 
 
+def _count_runs(count: int) -> str:
+    return f"{count:,} recorded {'run' if count == 1 else 'runs'}"
+
+
 def _format_figure(figure: ComparedFigure) -> tuple[str, str, str, str]:
     unit = f" {figure.unit}" if figure.unit else ""
     before, after = (
@@ -59,6 +63,7 @@ def _format_figure(figure: ComparedFigure) -> tuple[str, str, str, str]:
     )
     if figure.difference is None:
         return figure.name, before, after, ""
+    # A share of nothing has no meaning.
     share = f" ({figure.difference / figure.before:+.1%})" if figure.before else ""
     sign = "+" if figure.difference > 0 else ""
     difference = f"{sign}{format_value(figure.difference)}{unit}{share}" if figure.difference else "none"
@@ -220,6 +225,7 @@ def build_storm_charts(report: StormReport) -> list[ChartBlock]:
         ):
             series = _group_series(report.averages, field)
             charts.append(_make_chart(heading, below, series, "clients", label))
+    # Without jitter a storm lasts ten times as long; it would leave the other lines no room.
     until = max(result.time_s for result in report.largest if result.strategy != "no jitter")
     series = [
         LineSeries(result.strategy, count_arrivals(result, CALL_PARTS, until)) for result in report.largest

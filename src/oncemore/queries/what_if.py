@@ -8,11 +8,14 @@ The comparison holds no time of day and no path, so that the same log and option
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 from oncemore._values import Value
 from oncemore.errors import UsageError
 from oncemore.policy.tuning import Tuning
 from oncemore.queries.recorded_runs import build_recorded_world, policy_base
-from oncemore.simulate.recorded_runs import SimulatedWorld
+from oncemore.simulate.recorded_runs import SignalTimeline, SimulatedWorld
 from oncemore.simulate.totals import build_curve, sum_runs
 from oncemore.simulate.what_if import WhatIf
 
@@ -126,6 +129,7 @@ def compare_runs(runs: Sequence[RecordedRun], options: SimulationOptions) -> Sim
 def _build_report(
     before: list[SimulatedRun], after: list[SimulatedRun], options: SimulationOptions
 ) -> SimulationReport:
+    # Both sides are computed by the same function, so that rounding cannot cause a difference.
     sums = sum_runs(before), sum_runs(after)
     pairs = list(zip(before, after, strict=True))
     changed = [pair for pair in pairs if _is_changed(*pair)]
@@ -167,6 +171,7 @@ def _make_choice(policies: Mapping[str, Policy], tuning: str) -> PolicyChoice | 
     known: dict[tuple[int, str], Policy] = {}
 
     def choose(run: RecordedRun, recorded: Policy) -> Policy:
+        # By identity: comparing policies field by field would cost more than a decision.
         key = id(recorded), run.policy
         policy = known.get(key)
         if policy is None:
@@ -203,6 +208,7 @@ def _delay_sum(one: SimulatedRun) -> float:
 
 
 def _is_changed(before: SimulatedRun, after: SimulatedRun) -> bool:
+    # Delays are compared exactly: the recorded policy reproduces them to the last bit.
     if before.state != after.state or len(before.attempts) != len(after.attempts):
         return True
     return any(a.delay_s != b.delay_s for a, b in zip(before.attempts, after.attempts, strict=True))
@@ -244,3 +250,31 @@ def _list_notes(sums: tuple[SimulationTotals, SimulationTotals], options: Simula
             )
     if after.energy_kwh is not None and after.carbon_kg is None:
         yield "No grid intensity is recorded, so there is no carbon; --intensity gives one."
+
+
+# Signals from files ---------------------------------------------------------------------------------
+
+
+def read_timeline(text: str, name: str) -> SignalTimeline:
+    """Return a signal over time: a number, or a .csv or .json file with times and values."""
+    from oncemore.telemetry.signal_shapes import DocumentFault, read_csv, read_json
+
+    try:
+        constant = float(text)
+    except ValueError:
+        constant = math.nan
+    if math.isfinite(constant):
+        return SignalTimeline([(-math.inf, constant)])
+    try:
+        content = Path(text).read_text(encoding="utf-8-sig")
+        series = (read_json if text.endswith(".json") else read_csv)(content).series
+    except OSError as error:
+        raise UsageError(
+            f"--{name} {text!r} is neither a number nor a file that can be read ({error.strerror}); give a "
+            "number, or a .csv or .json file with times and values"
+        ) from None
+    except (DocumentFault, UnicodeDecodeError) as error:
+        raise UsageError(f"{text}: {error}") from None
+    if not series:
+        raise UsageError(f"{text} has no values")
+    return SignalTimeline(series)

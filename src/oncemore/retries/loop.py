@@ -187,7 +187,8 @@ def run_attempts(
         tokens = None if budget is None or budget.at_empty != "fail" else budget.tokens
         verdict = "RETRYABLE" if covered else "TERMINAL"
         # Positional, in the order of Situation's fields: `make` skips its constructor in this hot path.
-        situation = (number, failure, verdict, now, seed, wall, deadline, None, tokens, None, "", None)
+        known = (number, failure, verdict, now, seed, wall, deadline, None, tokens)
+        situation = (*known, None, "", None, None, None)
         decision = decide_retry(policy, make(Situation, situation))
         if breaker_call is not None and error is not None:
             decision = yield from breaker_call.adjust_decision(decision)

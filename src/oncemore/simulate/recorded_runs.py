@@ -110,9 +110,6 @@ class SignalTimeline:
         self._times = [at for at, _ in ordered]
         self._values = [value for _, value in ordered]
 
-    def __len__(self) -> int:
-        return len(self._times)
-
     def value_at(self, at: float) -> float | None:
         """Return the value at a time; None before the first point."""
         place = bisect_right(self._times, at)

@@ -21,7 +21,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from oncemore._values import Value, make
-from oncemore.policy.decide import Situation, decide_retry
+from oncemore.policy.decide import decide_retry
 from oncemore.policy.tuning import NO_SIGNALS, Signals
 from oncemore.policy.verdict import decide_verdict
 from oncemore.simulate.recorded_runs import COMPLETE, GRAMS, LOST, MeasuredValues, SimulatedWorld
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Literal
 
-    from oncemore.policy.decide import Decision
+    from oncemore.policy.decide import Decision, Situation
     from oncemore.policy.model import Effect, Verdict
     from oncemore.policy.policy import Policy
     from oncemore.simulate.recorded_runs import RecordedAttempt, RecordedRun
@@ -125,9 +125,8 @@ class WhatIf:
             following = min(source + 1, last)
             is_bound = recorded.outcome == LOST or self._outcomes == "order"
             next_source = following if is_bound else max(bisect_right(starts, began) - 1, 0)
-            # A shift of exactly 0 is kept, so that the recorded policy reproduces the record to the last bit.
-            if shift or next_source != source + 1:
-                shift = began - starts[next_source]
+            # Exactly 0 while the delays are those of the record, so that it is reproduced to the last bit.
+            shift = began - starts[next_source]
             source = next_source
 
     def _decide_attempt(
@@ -213,13 +212,11 @@ def decide_again(
     assert situation is not None
     assert own_policy is not None
     policy = own_policy if choose is None else choose(run, own_policy)
-    # Unpacked: `_replace` would cost as much as the decision itself.
-    _, failure, verdict, now, *rest, own_signals = situation
-    now += shift
+    now, verdict = situation.now + shift, situation.verdict
     if policy is not own_policy:
         verdict = _decide_new_verdict(run, situation, policy, own_policy)
-    used = own_signals if signals is None else signals(recorded, now, shift)
-    return decide_retry(policy, make(Situation, (count, failure, verdict, now, *rest, used)))
+    used = situation.signals if signals is None else signals(recorded, now, shift)
+    return decide_retry(policy, situation._replace(attempt=count, verdict=verdict, now=now, signals=used))
 
 
 def _decide_new_verdict(

@@ -13,22 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.json import encode
 
-from oncemore.artifacts.artifact import make_label, reference_to_artifact, tag_artifact
-from oncemore.errors import LeaseLost, PolicyViolation, UsageError
+from oncemore.artifacts.artifact import make_label
+from oncemore.errors import LeaseLost, UsageError
 from oncemore.log.record import ArtifactRecord, EventRecord
 from oncemore.log.tagged_json import EVENT_ENCODER, TaggedEncoder
 from oncemore.policy.canonical_json import make_event_id, run_seed
 from oncemore.retries.deadlines import time_remaining
+from oncemore.steps.attempt_outputs import AttemptOutputs
 from oncemore.steps.call import PreparedCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncemore.artifacts.artifact import Artifact
     from oncemore.log.record import LoadedHead
     from oncemore.log.store import StoreTransaction
     from oncemore.steps.attempt_storage import AttemptBackend
-    from oncemore.steps.ops import Output
     from oncemore.steps.transactions import AppliedMark
     from oncemore.telemetry.meter import ReportedUsage
     from oncemore.workflows.scope import RunJournal
@@ -57,6 +56,7 @@ class Attempt:
     over = False
     events: tuple[tuple[EventRecord, Any], ...] = ()
     evidence: tuple[ArtifactRecord, ...] = ()
+    used: tuple[dict[str, Any], ...] = ()
     mark: AppliedMark | None = None
     joined_write: Callable[[StoreTransaction], object] | None = None
     _rng: random.Random | None = None
@@ -188,6 +188,24 @@ class Attempt:
             raise UsageError(f"{self.step}: attempt {self.number} has left {name!r} already")
         return self._backend.leave_evidence(self._as_running(), content, label)
 
+    def use(self, content: Any, *, name: str, media_type: str | None = None) -> str:
+        """Declare content that is not an artifact as an input of this work; return its SHA-256.
+
+        content  bytes, the path of a file, or a binary file; files are read in bounded memory
+        name     its name among the inputs of this key
+
+        The input is part of the lineage that COMMIT stores. Other content under a name that an earlier
+        attempt of this key has used is a `PolicyViolation` (LINEAGE_MISMATCH); no policy retries it.
+        Artifacts that the step reads are inputs without being declared.
+        """
+        from oncemore.steps.inputs import add_input, digest_content, make_content_edge
+
+        self._check_writable("use inputs", "uses no inputs")
+        make_label(name, media_type)
+        digest, size = digest_content(content)
+        add_input(self._as_running(), make_content_edge(name, digest, size, media_type))
+        return digest
+
     def transaction(self, connection: Any) -> Any:
         """Write to your own database, in one transaction with the marker that the work is done.
 
@@ -292,7 +310,7 @@ class Attempt:
         return self
 
 
-class RunningAttempt(Attempt):
+class RunningAttempt(AttemptOutputs, Attempt):
     """An attempt with its outputs, for the engine.
 
     over       whether the attempt has ended or lost its lease
@@ -300,6 +318,7 @@ class RunningAttempt(Attempt):
     events     emitted events with their payloads
     artifacts  stored artifacts by folded name, and whether each is new in this attempt
     evidence   artifacts that are recorded if the attempt fails
+    used       the inputs that it has read or declared (`steps.inputs`)
     mark       its transaction in the user's own database
     joined_write  the user's write in the store's own transaction (`on_commit`)
     journal    its sleeps, waits and published values, if there are any
@@ -309,6 +328,7 @@ class RunningAttempt(Attempt):
 
     begun = True
     journal: RunJournal | None = None
+    _recorded_inputs: dict[tuple[str, ...], set[str]] | None = None
     cpu_s = cpu_start = 0.0
     active_thread = cpu_clock = 0
     reported: ReportedUsage | None = None
@@ -345,46 +365,13 @@ class RunningAttempt(Attempt):
         """Store a checkpoint that is in its tagged form already."""
         return self._save_checkpoint(plain)
 
-    def attach_artifact(self, record: ArtifactRecord) -> Artifact:
-        """Add a stored artifact to the attempt; refuse a name that has other content already."""
-        held, is_new = self.artifacts.get(record.name.casefold(), (None, True))
-        if held is None:
-            held = self._backend.find_recorded_artifact(record)
-            is_new = held is None
-        if held is not None and held.name != record.name:
-            raise UsageError(f"{self.step}: artifacts {held.name!r} and {record.name!r} differ in case only")
-        if held is not None and held.digest != record.digest:
-            raise PolicyViolation(
-                "ARTIFACT_IMMUTABLE",
-                f"{self.step}: {record.name!r} is {held.digest[:12]}… already, {record.digest[:12]}… is "
-                "other content; what is there stays; give it another name, or the step another version",
-            )
-        record = held or record
-        self.artifacts[record.name.casefold()] = record, is_new
-        return reference_to_artifact(record)
-
-    def adopt_outputs(self, outputs: tuple[Output, ...]) -> None:
-        """Add the events and artifacts that the attempt produced in its child process."""
-        for record, payload in outputs:
-            if type(record) is ArtifactRecord:
-                self.attach_artifact(record)
-            else:
-                assert type(record) is EventRecord
-                self.events = (*self.events, (record, payload))
-
-    def collect_outputs(self, operation: str = "") -> tuple[Output, ...]:
-        """Return the events and the new artifact references that are stored with the result.
-
-        operation  the operation of the step on its dataset: the gate asks about it when an event is sent
-        """
-        events = self.events
-        if operation:
-            events = tuple((event._replace(operation=operation), payload) for event, payload in events)
-        return (*events, *((record, None) for record, is_new in self.artifacts.values() if is_new))
-
-    def list_artifacts(self) -> tuple[Any, ...]:
-        """Return all artifacts of the attempt in their tagged form."""
-        return tuple(tag_artifact(reference_to_artifact(record)) for record, _ in self.artifacts.values())
+    def load_recorded_inputs(self) -> dict[tuple[str, ...], set[str]]:
+        """Return the digests of the inputs of earlier attempts, by label; they are read once."""
+        if self._recorded_inputs is None:
+            # The first attempt of a key has no predecessors: nothing is read.
+            is_first = self.number <= 1
+            self._recorded_inputs = {} if is_first else self._backend.load_recorded_inputs(self.head)
+        return self._recorded_inputs
 
 
 #: The number of forks that led to this process.

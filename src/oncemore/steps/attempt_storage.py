@@ -12,6 +12,7 @@ from oncemore.log.entry_codec import CHECKPOINT, load_head, read_body
 from oncemore.log.record import RecordChange
 from oncemore.log.tagged_json import untag_value
 from oncemore.steps.db_adapters import adapt_connection
+from oncemore.steps.inputs import collect_recorded
 from oncemore.steps.operations import run_in_thread
 from oncemore.steps.ops import AppendChange
 from oncemore.steps.transactions import DATABASE_OPERATIONS, AppliedMark
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from oncemore.log.record import ArtifactRecord, LoadedHead
     from oncemore.steps.attempt import RunningAttempt
     from oncemore.steps.call import PreparedCall
+    from oncemore.steps.inputs import RecordedDigests
 
 
 class AttemptBackend(Protocol):
@@ -47,6 +49,9 @@ class AttemptBackend(Protocol):
 
     def find_recorded_artifact(self, record: ArtifactRecord) -> ArtifactRecord | None:
         """Return the recorded artifact of the same name, if there is one."""
+
+    def load_recorded_inputs(self, head: LoadedHead) -> RecordedDigests:
+        """Return the digests of the inputs that earlier attempts have recorded, by label."""
 
     def begin_transaction(self, attempt: RunningAttempt, connection: Any) -> Any:
         """Begin the transaction of the attempt in the user's database; return the connection."""
@@ -114,6 +119,12 @@ class AttemptStorage:
         """Return the last checkpoint of a run."""
         body = read_entry(self.call, head.entity, head.record.checkpoint_version)
         return untag_value(body["checkpoint"])
+
+    def load_recorded_inputs(self, head: LoadedHead) -> RecordedDigests:
+        """Return the digests of the inputs that earlier attempts of the key have recorded, by label."""
+        return collect_recorded(
+            self.call.store.read_entries(head.entity), head.record, self.call.engine.cipher
+        )
 
     # The user's own database ------------------------------------------------------------------------
 

@@ -49,6 +49,7 @@ class PreparedCall(Struct, eq=False):
     head        the head of the key. It may be a guess that the key is new: a wrong guess costs one conflict
     counted     the arguments that the key or the input hash cover
     inputs      these arguments as canonical JSON
+    is_plain    whether the log stores them as they are
     withheld    the names of arguments that the log does not store
     parent      the key of the run whose function made the call, where a worker continues it
     make_terms  returns the terms of an attempt that begins now, from this call, a worker's name and the time
@@ -88,6 +89,7 @@ class PreparedCall(Struct, eq=False):
     kwargs: dict[str, Any] = {}
     counted: dict[str, Any] = {}
     inputs: bytes = b""
+    is_plain: bool = False
     withheld: tuple[str, ...] = ()
     parent: str = ""
     worker: WorkerIdentity | None = None

@@ -15,6 +15,7 @@ from oncemore.steps.attempt_storage import read_entry
 from oncemore.steps.call import PreparedCall
 from oncemore.steps.reconcile import ask_reconcile, ask_reconcile_async
 from oncemore.steps.transactions import commit_transaction, commit_transaction_async
+from oncemore.telemetry import surroundings
 from oncemore.workflows.journal import load_journal
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ CALL_OPERATIONS = OperationTable(
         ops.SpillResult: operations.spill_result,
         ops.FetchResult: operations.fetch_result,
         ops.NotifyListeners: lambda call, op: call.engine.listener.notify(op.event),
+        surroundings.ReadSignals: surroundings.perform_read_signals,
     },
     {
         ops.SleepSeconds: operations.sleep_seconds_async,
@@ -65,6 +67,7 @@ CALL_OPERATIONS = OperationTable(
         ops.CheckArtifact: operations.check_artifact_async,
         ops.SpillResult: operations.spill_result_async,
         ops.FetchResult: operations.fetch_result_async,
+        surroundings.ReadSignals: surroundings.perform_read_signals_async,
     },
 )
 

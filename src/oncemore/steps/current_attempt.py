@@ -54,13 +54,15 @@ class AttemptContext:
         self._tokens = (
             CURRENT.set(self._attempt),
             CONTEXT.set(make(CallContext, fields)),
-            ENDS.set(self._ends),
+            # Most attempts have no limit, and are not made inside one that has.
+            None if self._ends is None and ENDS.get() is None else ENDS.set(self._ends),
             CURRENT_READER.set(self._artifact_store),
         )
 
     def __exit__(self, *error: object) -> None:
         current, context, ends, reader = self._tokens
         CURRENT_READER.reset(reader)
-        ENDS.reset(ends)
+        if ends is not None:
+            ENDS.reset(ends)
         CONTEXT.reset(context)
         CURRENT.reset(current)

@@ -22,6 +22,8 @@ from oncemore.steps.ops import (
     ReadBody,
     ReconcileAnswer,
 )
+from oncemore.telemetry import autonomy
+from oncemore.telemetry.surroundings import read_surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,7 +47,9 @@ def record_failure(plan: StepPlan, outcome: AttemptOutcome, now: float) -> Scrip
 def _fail_attempt(plan: StepPlan, outcome: AttemptOutcome, error: Exception, now: float) -> Script:
     """Classify the error, decide, and append both; return the end, None to continue, or CONFLICT."""
     head, run = outcome.head, outcome.head.record
-    decision = decide_failure(plan, run, error, now)
+    in_force = yield from autonomy.load_in_force(plan, run.priority)
+    around = yield from read_surroundings(plan, outcome, now, in_force)
+    decision = decide_failure(plan, run, error, now, around)
     failure = decision.situation.failure
     described = plan.describe(error, failure)
     also: tuple[Any, ...] = ()
@@ -68,7 +72,12 @@ def _fail_attempt(plan: StepPlan, outcome: AttemptOutcome, error: Exception, now
         change = transitions.build_reconciled(plan, head, answer, OUTCOME_UNKNOWN, now, described)
     else:
         change = transitions.build_failure(plan, head, described, decision, now)
+    if plan.autonomy is not None:
+        also = (*also, *(yield from autonomy.settle_outcome(plan, outcome, now, decision)))
     measured = transitions.measured_body(outcome, now)
+    # The next attempt must not work with other inputs (LIN-7).
+    if outcome.used:
+        remarks = {**remarks, "used": outcome.used}
     change = change._replace(before=run, body={**change.body, **measured, **remarks})
     saved = yield from cooldown_step.append_to_run(
         plan, outcome.head, change, events=outcome.evidence, also=also

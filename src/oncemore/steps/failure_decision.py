@@ -12,12 +12,14 @@ from oncemore.policy.canonical_json import run_seed
 from oncemore.policy.decide import Situation, decide_retry
 from oncemore.policy.verdict import decide_verdict
 from oncemore.retries.loop import NOT_MET
+from oncemore.telemetry.surroundings import P0_MAX_STRETCH
 
 if TYPE_CHECKING:
     from oncemore.log.record import RunRecord
     from oncemore.policy.decide import Decision
     from oncemore.policy.model import Failure, Verdict
     from oncemore.steps.plan import StepPlan
+    from oncemore.telemetry.surroundings import Surroundings
 
 #: A shorter failure, such as a refused connection, does not show how long the work takes.
 SHORTEST_MEASURED_S = 1.0
@@ -38,8 +40,13 @@ def decide_step_verdict(plan: StepPlan, error: Exception, failure: Failure) -> V
     return "RETRYABLE" if failure is NOT_MET else verdict
 
 
-def decide_failure(plan: StepPlan, run: RunRecord, error: Exception, now: float) -> Decision:
-    """Return the decision about a failed attempt; equal inputs give equal decisions in every process."""
+def decide_failure(
+    plan: StepPlan, run: RunRecord, error: Exception, now: float, around: Surroundings | None = None
+) -> Decision:
+    """Return the decision about a failed attempt; equal inputs give equal decisions in every process.
+
+    around  signals and measured values, for a policy with tuning
+    """
     failure = plan.classify(error, now)
     if plan.effect == "once":
         failure = failure._replace(sent="no" if plan.not_applied(error) else "maybe")
@@ -48,6 +55,8 @@ def decide_failure(plan: StepPlan, run: RunRecord, error: Exception, now: float)
     # An operator can grant a run more attempts than its policy has.
     if run.max_attempts != policy.max_attempts:
         policy = policy.copy_with(max_attempts=run.max_attempts)
+    if run.priority == "P0" and policy.tuning is not None and policy.tuning.max_stretch > P0_MAX_STRETCH:
+        policy = policy.copy_with(tuning=policy.tuning._replace(max_stretch=P0_MAX_STRETCH))
     deadline, started_at = run.deadline or None, run.created_at
     # A submitted run that was due later has its total timeout from that time on, not from its creation.
     if deadline is not None and policy.total_timeout_s is not None:
@@ -62,6 +71,10 @@ def decide_failure(plan: StepPlan, run: RunRecord, error: Exception, now: float)
         deadline=deadline,
         expected_s=_expected_duration(run, now) or None,
     )
+    if around is not None:
+        situation = situation._replace(
+            signals=around.signals, readings=around.readings, autonomy=around.autonomy
+        )
     return decide_retry(policy, situation)
 
 

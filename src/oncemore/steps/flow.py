@@ -44,6 +44,7 @@ from oncemore.steps.ops import (
     VoidClaim,
 )
 from oncemore.steps.recorded_policies import needs_own_policy
+from oncemore.telemetry import autonomy
 from oncemore.workflows.parking import park_run
 
 if TYPE_CHECKING:
@@ -79,11 +80,11 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
         if type(ready) is EndCall:
             return (yield from _end_without_attempt(plan, ready))
         # Operators and governance: a switch, a dataset or a missing approval stops the attempt.
+        run, approved, gated = ready.record, "", None
         names: tuple[str, ...] = (plan.name,)
-        approved, gated = "", None
-        if ready.record is not None or plan.requires_approval or call.dataset or call.masking:
-            approved, names = transitions.approval_entity(plan, ready), transitions.step_names(plan, ready.record)
-            gated = gate.list_gated_datasets(call, ready.record)
+        if run is not None or plan.requires_approval or call.dataset or call.masking:
+            approved, names = transitions.approval_entity(plan, ready), transitions.step_names(plan, run)
+            gated = gate.list_gated_datasets(call, run)
         request = (names, call.tenant, approved, plan.obeys_switches, plan.pipeline, gated or ())
         permission = yield make(AskPermission, request)
         refusal: Any = None
@@ -94,7 +95,7 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
             continued = None if ready.record is None else ready
             terms = yield make(ReserveWorker, (plan.policy_name, plan.policy, plan.policy_source, continued))
             breaker_pass: Any = None
-            if plan.artifact or not (plan.breaker is None and plan.rate is None and plan.queue is None):
+            if plan.artifact or plan.breaker or plan.rate or plan.queue or plan.autonomy:
                 limits = yield from _pass_limits(plan, call, terms, ready, now)
                 if limits is None:
                     call.took_part = True
@@ -157,7 +158,11 @@ def _pass_limits(
     if plan.artifact and (yield from admission.complete_from_artifact(plan, call, terms, head, now)):
         return None
     breaker_pass: Any = None
-    slot = end = None
+    slot = end = matrix = None
+    if plan.autonomy is not None:
+        plan, matrix, end = yield from autonomy.obey_matrix(plan, call, terms, head, now)
+        if plan is None or end is not None:
+            return plan and (None, now, end)
     if plan.queue is not None:
         slot = yield from queue_step.wait_for_slot(plan, call, terms, head, now)
         if slot is None or type(slot) is EndCall:
@@ -175,6 +180,8 @@ def _pass_limits(
         breaker_pass = yield from queue_step.pass_queue(plan, slot, breaker_pass)
         if breaker_pass is None:
             return None
+    if matrix is not None:
+        breaker_pass = autonomy.AutonomyPass(plan, matrix, breaker_pass)
     return breaker_pass, now, end
 
 
@@ -229,6 +236,9 @@ def commit_result(plan: StepPlan, outcome: AttemptOutcome, now: float) -> Script
         body, events = yield from _spill_large_result(head, body, events)
     if outcome.artifacts:
         body["artifacts"] = outcome.artifacts
+    # With the artifacts and the result, the edges of the run's lineage (LIN-5).
+    if outcome.used:
+        body["used"] = outcome.used
     if outcome.mark is not None:
         # The user's transaction commits first, with our marker in it. A crash after it is settled from there.
         transaction = yield CommitTransaction(head, outcome.mark, body, events)
@@ -254,6 +264,8 @@ def _append_commit(
     other: tuple[Any, ...] = ()
     if plan.breaker is not None:
         other = yield from breaker_step.success_writes(plan, head, now)
+    if plan.autonomy is not None:
+        other = (*other, *(yield from autonomy.settle_outcome(plan, outcome, now)))
     if plan.cooldown is not None:
         other = (*other, *(yield from cooldown_step.resource_writes(plan.cooldown, head, change, events)))
     saved = yield make(AppendChange, (head, change, True, events, outcome.joined_write, other, {}, False))

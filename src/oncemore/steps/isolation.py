@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from oncemore.retries.loop import CallFunction
     from oncemore.steps.attempt import RunningAttempt
     from oncemore.steps.call import PreparedCall
+    from oncemore.steps.inputs import RecordedDigests
 
 #: How long the parent waits for a child that was killed or has closed its pipe.
 GRACE_S = 5.0
@@ -74,6 +75,8 @@ def run_in_process(call: PreparedCall, attempt: RunningAttempt, invoke: CallFunc
         "head": attempt.head,
         "limit_s": invoke.limit_s,
         "checkpoint": attempt.resume(),
+        # The child has no log: it compares its inputs with those that the parent has read for it.
+        "inputs": attempt.load_recorded_inputs(),
         "writer": make_child_writer(call),
         "engine": _pickle_engine_opener(),
     }
@@ -185,6 +188,8 @@ def _serve_child(pipe: Connection, attempt: RunningAttempt, invoke: CallFunction
             raise value if isinstance(value, BaseException) else RemoteError(value.text)
         if kind == "events":
             attempt.adopt_outputs(value)
+        elif kind == "inputs":
+            attempt.used = value
         elif kind == "usage":
             attempt.add_usage(**value)
         else:
@@ -275,14 +280,20 @@ def _call_function(
     from oncemore.steps.attempt import CURRENT, RunningAttempt
 
     writer = setup["writer"]
-    attempt = RunningAttempt(setup["head"], ChildStorage(writer, replies, setup["checkpoint"]))
+    storage = ChildStorage(writer, replies, setup["checkpoint"], setup["inputs"])
+    attempt = RunningAttempt(setup["head"], storage)
     CURRENT_READER.set(writer.artifact_store)
     CURRENT.set(attempt)
     _enter_engine(setup["engine"])
     # As seconds from now: the monotonic clocks of two processes need not agree.
     if setup["limit_s"] is not None:
         ENDS.set(clocks.current.monotonic() + setup["limit_s"])
-    value = _import_function(*address)(*args, **kwargs)
+    try:
+        value = _import_function(*address)(*args, **kwargs)
+    finally:
+        # Also after an error: a later attempt is compared with the inputs of this one.
+        if attempt.used:
+            _send_message(replies.pipe, "inputs", attempt.used)
     return value, attempt.collect_outputs()
 
 
@@ -292,8 +303,11 @@ class ChildStorage:
     The child writes no log entries: the parent has the lease and the head of the run.
     """
 
-    def __init__(self, writer: ChildArtifactWriter, replies: _ParentReplies, checkpoint: Any) -> None:
+    def __init__(
+        self, writer: ChildArtifactWriter, replies: _ParentReplies, checkpoint: Any, inputs: RecordedDigests
+    ) -> None:
         self._writer, self._replies, self._checkpoint = writer, replies, checkpoint
+        self._inputs = inputs
         self.artifact_name = writer.artifact_name
         self.put_artifact, self.leave_evidence = writer.put_artifact, writer.leave_evidence
         self.find_recorded_artifact = writer.find_recorded_artifact
@@ -315,6 +329,10 @@ class ChildStorage:
     def load_checkpoint(self, head: LoadedHead) -> Any:
         """Return the last checkpoint of the run."""
         return self._checkpoint
+
+    def load_recorded_inputs(self, head: LoadedHead) -> RecordedDigests:
+        """Return the recorded inputs that the parent process has sent."""
+        return self._inputs
 
     def begin_transaction(self, attempt: RunningAttempt, connection: Any) -> Any:
         """Refuse: `isolate` and transactional effects exclude each other (`steps.options`)."""

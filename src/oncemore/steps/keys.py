@@ -168,14 +168,18 @@ class KeyRule:
 
     def compute_key(
         self, counted: Kwargs, args: Args, kwargs: Kwargs, tenant: str, now: float
-    ) -> tuple[str, bytes]:
-        """Return the key of a call, and its counted arguments as canonical JSON."""
-        inputs = _sorted(counted) if are_plain_json(counted) else self._input_bytes(counted)
+    ) -> tuple[str, bytes, bool]:
+        """Return the key of a call, its counted arguments as canonical JSON, and whether they are plain.
+
+        The log stores plain arguments as they are.
+        """
+        is_plain = are_plain_json(counted)
+        inputs = _sorted(counted) if is_plain else self._input_bytes(counted)
         scope = self._plain_scope if tenant == "" else b""
         scope = scope or self._scope_bytes(args, kwargs, tenant, now)
         if self._select is None:
-            return hash_key(inputs, scope), inputs
-        return hash_key(argument_bytes(self._select(counted, args, kwargs)), scope), inputs
+            return hash_key(inputs, scope), inputs, is_plain
+        return hash_key(argument_bytes(self._select(counted, args, kwargs)), scope), inputs, is_plain
 
     def _input_bytes(self, counted: Kwargs) -> bytes:
         """Return counted arguments as canonical JSON; refuse those that the log could not store."""
@@ -252,7 +256,7 @@ def _make_binder(name: str, function: Any) -> Callable[[tuple[Any, ...], dict[st
 
     # `Signature.bind` is slow, and most calls do not need it.
     def bind_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        bound = dict(zip(names, args, strict=False))
+        bound = dict(zip(names, args))  # noqa: B905 - a keyword would double its cost
         if not kwargs and len(args) == len(names):
             return bound
         # A call that does not fit: `Signature.bind` raises with Python's own message.

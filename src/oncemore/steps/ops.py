@@ -61,9 +61,8 @@ class AttemptTerms(NamedTuple):
 
     actor     the actor that submitted the run, if a worker will make it
     withheld  arguments that the log does not store: only a caller that has them can make another attempt
-    parent    the key of the run whose function made the call; empty if there is none
-    is_workflow   whether the function is a workflow
-    traceparent  the trace context of this process, if it has tracing
+    parent    the key of the run whose function made the call, if any; is_workflow: whether it is a workflow
+    traceparent  the trace context of this process, if it has tracing; pipeline: that of the step
     """
 
     worker: str
@@ -82,6 +81,7 @@ class AttemptTerms(NamedTuple):
     parent: str = ""
     is_workflow: bool = False
     traceparent: str = ""
+    pipeline: str = ""
 
 
 class LoadHead(NamedTuple):
@@ -292,11 +292,10 @@ class AttemptOutcome(NamedTuple):
 
     head       the run as the attempt left it: its checkpoints are entries of their own
     begun      False if it was interrupted before the call; events: events to publish and new artifacts
-    artifacts  all of its artifacts, in their tagged form
+    artifacts  all of its artifacts, tagged; evidence: artifacts that a failed attempt leaves for operators
     mark       its open transaction in the user's database; joined_write: a write in the store's (`on_commit`)
     applied    the body that an earlier attempt left in the user's database, where it was committed
-    evidence   references to artifacts that a failed attempt leaves for operators
-    usage      its CPU time and energy, in the stored form (`telemetry.meter`); None if not measured
+    usage      its CPU time and energy as stored (`telemetry.meter`); used: its inputs (`steps.inputs`)
     """
 
     head: LoadedHead
@@ -310,6 +309,7 @@ class AttemptOutcome(NamedTuple):
     applied: tuple[dict[str, Any], tuple[Output, ...]] | None = None
     evidence: tuple[Output, ...] = ()
     usage: dict[str, Any] | None = None
+    used: tuple[dict[str, Any], ...] = ()
 
 
 class ParkRequest(NamedTuple):

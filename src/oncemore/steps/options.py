@@ -140,6 +140,7 @@ class StepOptions:
         #: Whether each provider has its own breaker (BREAK-1) or rate limit.
         self.limits_each_provider = self._provider_rules is not None or self._rate is not None
         self.queue = _resolve_queue(self.name, options["queue"], options["concurrency"])
+        self.autonomy = settings.autonomy
         self.cooldown, self._schedules = _resolve_cooldown(self.name, options, self.effect)
         if self.cooldown is not None:
             # Only the end of the cooldown decides when failed work may run again.

@@ -13,7 +13,6 @@ from oncemore import clock as clocks
 from oncemore._driver import OperationTable, run_script, run_script_async
 from oncemore._values import make
 from oncemore.control.model import SWITCHES_ENTITY
-from oncemore.errors import LeaseLost, UsageError
 from oncemore.log.entry_codec import CHECKPOINT, build_write, was_notified_already
 from oncemore.log.group_commit import InterruptShield
 from oncemore.log.record import LoadedHead, RunRecord
@@ -31,9 +30,10 @@ from oncemore.steps.ops import (
     RunAttempt,
     VoidClaim,
 )
+from oncemore.steps.outcome import build_outcome
 from oncemore.steps.plan import UntilNotMet
 from oncemore.steps.transactions import roll_back, roll_back_async
-from oncemore.telemetry.meter import MeasuredAwaitable, build_usage, start_measuring
+from oncemore.telemetry.meter import MeasuredAwaitable, start_measuring
 
 if TYPE_CHECKING:
     from oncemore._driver import Script
@@ -237,8 +237,8 @@ def encode_change(call: PreparedCall, op: AppendChange) -> tuple[Batch, LoadedHe
     """Return the batch of a change, and the head as it will be once the batch is stored."""
     head, change, sync, events, joined_write, also, guards, late = op
     entity, version, prev, _, _ = head
-    engine = call.engine
-    now, cipher = call.store.now() + clocks.current.offset, engine.cipher
+    engine, store = call.engine, call.store
+    now, cipher = store.now() + clocks.current.offset, engine.cipher
     if "ESCALATION" in change.marks:
         change, also = append.join_escalation(call, head, change, also)
     if engine.notifier is not None:
@@ -252,7 +252,7 @@ def encode_change(call: PreparedCall, op: AppendChange) -> tuple[Batch, LoadedHe
     if also or events:
         writes = (write, *append.build_joined_writes(also, events, now, cipher))
     after = make(LoadedHead, (entity, version + 1, write.hash, run, body))
-    late = late and call.store.checks_guards_late
+    late = late and store.checks_guards_late
     return make(Batch, (writes, guards, sync, joined_write, late)), after
 
 
@@ -271,7 +271,7 @@ def _register_attempt(call: PreparedCall, entity: str, run: Any, guards: Any) ->
 def apply_result(call: PreparedCall, op: AppendChange, after: LoadedHead, answer: Answered) -> Appended:
     """Return the new head, or None on a conflict; update the caches of this process."""
     engine = call.engine
-    if isinstance(answer, Conflict):
+    if type(answer) is Conflict:
         # A refused checkpoint does not end the attempt: it may belong to an abandoned attempt of this call,
         # while the next one runs.
         if op.change.marks != CHECKPOINT and not append.is_attempt_running(call, answer):
@@ -284,7 +284,7 @@ def apply_result(call: PreparedCall, op: AppendChange, after: LoadedHead, answer
         return VoidClaim(after) if answer.stored_seqs else None
     call.write_count += 1
     # A cancelled run stays RUNNING until its attempt ends.
-    if after.record.state != "RUNNING":
+    if after.record.state != "RUNNING" and call.current_attempt is not None:
         leave_attempt(call)
     if op.also:
         engine.breakers.apply_written(engine, op.also)
@@ -359,45 +359,3 @@ def _compute_limits(op: RunAttempt) -> CallFunction:
             limit, whole = left, True
     ends = None if limit is None else clocks.current.monotonic() + limit
     return CallFunction(op.number, limit, whole, ends)
-
-
-def build_outcome(
-    call: PreparedCall, attempt: RunningAttempt, value: Any, error: BaseException | None
-) -> AttemptOutcome:
-    """Return the outcome of an attempt and end it.
-
-    A child process that was forked inside the function and returns from it writes nothing.
-    """
-    attempt.over = True
-    if attempt.is_forked:
-        raise error or LeaseLost(f"{attempt.step}: attempt {attempt.number} is that of the parent process")
-    usage = build_usage(call.engine, attempt)
-    # An interruption of a checkpoint was raised inside the function: its own outcome counts.
-    call.interrupt = None if error is None or isinstance(error, Exception) else error
-    if attempt.mark is not None and attempt.mark.applied is not None:
-        call.interrupt = None
-        return AttemptOutcome(attempt.head, applied=attempt.mark.applied, usage=usage)
-    if error is not None:
-        evidence = tuple((record, None) for record in attempt.evidence)
-        return AttemptOutcome(attempt.head, None, error, attempt.begun, evidence=evidence, usage=usage)
-    has_write = attempt.mark is not None or attempt.joined_write is not None
-    if attempt.head.record.effect == "transactional" and not has_write:
-        refusal = UsageError(
-            f"{attempt.step} is transactional and used neither current().transaction(connection) nor "
-            "current().on_commit(write): rows that it wrote were not committed together with its record"
-        )
-        return AttemptOutcome(attempt.head, None, refusal, usage=usage)
-    if attempt.artifacts or has_write:
-        return AttemptOutcome(
-            attempt.head,
-            value,
-            events=attempt.collect_outputs(call.plan.operation),
-            artifacts=attempt.list_artifacts(),
-            mark=attempt.mark,
-            joined_write=attempt.joined_write,
-            usage=usage,
-        )
-    # Almost no attempt emits events, and this line is on the path of every success.
-    events = attempt.events and attempt.collect_outputs(call.plan.operation)
-    # All fields in order: `make` is a third of the cost of the constructor.
-    return make(AttemptOutcome, (attempt.head, value, None, True, events, (), None, None, None, (), usage))

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from oncemore.policy.policy import Policy
     from oncemore.steps.engine import Engine
     from oncemore.steps.options import StepOptions
+    from oncemore.telemetry.autonomy_rules import StepAutonomy
 
     Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -122,6 +123,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     operation          the operation that the step does to its dataset
     breaker, rate, budget   the limits of its provider and of its retries, if there are any
     queue              the queue of the step, if there is one
+    autonomy           the autonomy matrix of its policy, if there is one
     cooldown           the resource of this call and its cooldown, if there is one
     lease              length and heartbeat interval of its runs' lease, where a policy sets them
     policy_source      the address of the policy's file; empty for a policy made in code
@@ -137,6 +139,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     describe: Callable[[BaseException, Failure | None], dict[str, Any]]
     after_failure: str = "raise"
     artifact: str = ""
+    autonomy: StepAutonomy | None = None
     breaker: StepBreaker | None = None
     budget: StepBudget | None = None
     cooldown: CooldownCall | None = None
@@ -228,6 +231,7 @@ def build_plan(options: StepOptions, engine: Engine) -> StepPlan:
         breaker=options.fixed_breaker,
         budget=options.retry_budget,
         queue=options.queue,
+        autonomy=options.autonomy,
         lease=options.lease,
     )
 

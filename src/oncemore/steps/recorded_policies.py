@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oncemore.errors import StoreError
+from oncemore.errors import PolicyError, StoreError
+from oncemore.events import ExecutionRefused
 from oncemore.log.entry_codec import build_write, load_head
 from oncemore.log.group_commit import InterruptShield
 from oncemore.log.record import NOWHERE, RecordChange, RecordedPolicy
@@ -55,7 +56,13 @@ class RecordedPolicies:
         if id(profile) not in self._accepted:
             from oncemore.governance.accepted_policies import accept_policy
 
-            accept_policy(engine, profile)
+            try:
+                accept_policy(engine, profile)
+            except PolicyError as refusal:
+                # The same event as for a file whose signatures are refused when it is loaded.
+                event = ExecutionRefused("policy_unverifiable", profile.source, str(refusal))
+                engine.listener.notify(event)
+                raise
             if len(self._accepted) >= MOST_KNOWN:
                 self._accepted.clear()
             self._accepted[id(profile)] = profile

@@ -127,10 +127,11 @@ class StepCalls(Generic[P, R]):
         # The clock is read only if the key, a deadline or an outer limit needs it; 0 stands for unread.
         needs_now = options.uses_clock or context.deadline or ENDS.get() is not None
         now = engine.now() if needs_now else 0.0
-        key, inputs = keys.compute_key(counted, args, kwargs, tenant, now)
+        key, inputs, is_plain = keys.compute_key(counted, args, kwargs, tenant, now)
         call = PreparedCall("run/" + key, self._plan_for(engine, args, kwargs))
         call.engine, call.store, call.make_terms = engine, store, self._make_terms
         call.args, call.kwargs, call.counted, call.inputs, call.tenant = args, kwargs, counted, inputs, tenant
+        call.is_plain = is_plain
         call.cfg_hash = options.fixed_cfg_hash or options.config_hash()
         if options.is_gated:
             call.dataset, call.masking = options.gate_terms_of(args, kwargs)
@@ -206,7 +207,9 @@ class StepCalls(Generic[P, R]):
         options, run_id, context = self._options, new_uuid7(now), CONTEXT.get()
         if call.engine.copy_check.notice and options.effect != "pure":
             call.engine.copy_check.check_original()
-        arguments, policy = options.keys.encode_arguments(call.counted), options.policy
+        arguments, policy = call.counted, options.policy
+        if not call.is_plain:
+            arguments = options.keys.encode_arguments(arguments)
         seed = "" if policy.jitter_seed == PER_RUN else _choose_seed(policy, call.entity)
         digest, correlation_id = call.input_hash or input_hash(call.inputs), context.correlation_id or run_id
         provider = "" if options.provider is None else options.provider_of(call.args, call.kwargs)
@@ -217,6 +220,7 @@ class StepCalls(Generic[P, R]):
             worker, run_id, arguments, digest, seed, call.tenant, correlation_id, call.dataset,
             options.priority, options.retain_s, provider, actor, call.withheld, current_key(), is_workflow,
             "",  # the trace context, which `observers.begin_trace` adds
+            options.pipeline,
         ))
         # fmt: on
 
@@ -387,5 +391,5 @@ def has_ended(head: LoadedHead) -> bool:
 
 
 def _choose_seed(policy: Policy, entity: str) -> str:
-    """Return the seed of a run's random draws, where it is not the default, which follows from the run's id."""
+    """Return the seed of a run's random draws, where its policy has one; else it follows from the run id."""
     return run_seed(entity.removeprefix("run/")) if policy.jitter_seed == PER_KEY else policy.jitter_seed

@@ -181,6 +181,8 @@ def opening_body(terms: AttemptTerms) -> dict[str, Any]:
         body["parent"] = terms.parent
     if terms.is_workflow:
         body["workflow"] = True
+    if terms.pipeline:
+        body["pipeline"] = terms.pipeline
     return body
 
 

@@ -192,18 +192,16 @@ def _is_workflow(path: Path) -> bool:
 def _load_yaml(text: str) -> list[object]:
     """Return the documents of a YAML file with their line numbers; raise `ValueError` if it is not YAML."""
     from ruamel.yaml import YAML
-    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+    from ruamel.yaml.error import YAMLError
 
     loader = YAML(typ="rt")
     # A repeated key is not for this check.
     loader.allow_duplicate_keys = True
     try:
         return list(loader.load_all(text))
-    except MarkedYAMLError as error:
-        line = "" if error.problem_mark is None else f"line {error.problem_mark.line + 1}: "
-        raise ValueError(f"{line}{error.problem}") from error
     except YAMLError as error:
-        raise ValueError(str(error)) from error
+        # The text of the error has the line; it is made one line, as all findings are.
+        raise ValueError(" ".join(str(error).split())[:200]) from error
 
 
 def _check_advisories(

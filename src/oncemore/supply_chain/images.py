@@ -173,7 +173,7 @@ def check_manifest(document: Any) -> Iterator[Reference]:
 
 
 def check_yaml(document: Any, *, is_workflow: bool) -> Iterator[Reference]:
-    """Yield the unpinned references of one YAML document, whatever it is."""
+    """Yield the unpinned references of one YAML document of any kind."""
     if is_workflow:
         yield from check_workflow(document)
     elif isinstance(document, dict) and "apiVersion" in document and "kind" in document:

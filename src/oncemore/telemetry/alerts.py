@@ -44,6 +44,7 @@ CAUSES: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("HTTP_5xx", "NETWORK_TIMEOUT", "CONNECTION", "TIMEOUT*", "GRPC_*", "NATS_*", "DNS", "ERRNO_E*",
          "TransientError", "TimeoutError", "Connection*", "OSError"),
     ),
+    ("fault of the work or its data", ("EXC_*", "SCHEMA_INVALID", "CHECKSUM_MISMATCH")),
 )  # fmt: skip
 UNKNOWN_CAUSE = "upstream outage or database pressure"
 

@@ -98,6 +98,10 @@ class CallSpans:
         is_missing = self._attempt is trace.INVALID_SPAN
         return context if is_missing else AttemptSpanContext(self._attempt, context)
 
+    def add_usage(self, attributes: dict[str, Any]) -> None:
+        """Add energy, carbon and cost to the span of the attempt that is about to end."""
+        _call_safely(self._attempt.set_attributes, attributes)
+
     def apply_event(self, event: RunEvent) -> None:
         """Start, describe or end a span."""
         handler = _SPAN_HANDLERS.get(type(event))
@@ -121,6 +125,11 @@ class CallSpans:
     def start_attempt(self, event: events.AttemptStarted) -> None:
         """Start the span of an attempt as a child of the run's."""
         self._outcome = ""
+        # The sampler has dropped the run, and would drop its attempt: the run's context is enough for spans
+        # that the function starts, which follow the same decision.
+        if not self._run.is_recording():
+            self._attempt = self._run
+            return
         # By its own context: the caller's span, not the run's, is the current one in this thread.
         self._attempt = self._tracer.start_span(
             f"oncemore.attempt {self._step}",

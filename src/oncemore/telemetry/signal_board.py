@@ -69,6 +69,11 @@ class FetchedSignal:
             self._is_fetching = False
             self._answered.set()
 
+    @property
+    def has_answered(self) -> bool:
+        """Whether the first fetch has ended."""
+        return self._answered.is_set()
+
     def wait_for_first(self, ends: float) -> None:
         """Wait until the first fetch has ended, or until a time of the monotonic clock."""
         self._answered.wait(max(0.0, ends - time.monotonic()))
@@ -106,6 +111,11 @@ class SignalBoard:
             for source in self.sources
             if source.kind != "constant"
         }
+
+    @property
+    def has_all(self) -> bool:
+        """Whether every source has been asked once: a reading with `waits` then does not wait."""
+        return all(signal.has_answered for signal in self._fetched.values())
 
     def start_fetch(self, now: float) -> None:
         """Fetch the values that are due, in the background."""

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore._values import Value
 from oncemore.errors import UsageError
+from oncemore.policy.backoff import Schedule
 from oncemore.retries.decorator import retrying
 from oncemore.telemetry.signal_shapes import (
     SERVICES,
@@ -174,10 +175,12 @@ def describe_sources(sources: tuple[SignalSource, ...]) -> dict[str, Any]:
 
 def fetch_document(source: SignalSource, engine: Engine) -> SignalDocument:
     """Return the values of a source now; retried, within the source's time limit."""
+    # Short waits: the first decision of a process waits for the first values.
     fetch = retrying(
         _fetch_once,
         on="transient",
         attempts=FETCH_ATTEMPTS,
+        wait=Schedule("exponential", 0.1),
         total_timeout=source.timeout_s,
         name=source.title,
     )

@@ -9,7 +9,9 @@ import pytest
 
 import oncemore
 from oncemore import LeaseLost, StaleDecision, UsageError
+from oncemore.control import quarantine_items
 from oncemore.control.review import MAX_EXTRA_ATTEMPTS, is_held, list_choices, make_decision, record_decision
+from oncemore.governance.dataset_model import NO_LABEL
 from oncemore.log.record import ArtifactRecord, EventRecord, RunRecord
 from oncemore.outbox import EventMessage, OutboxRelay
 from oncemore.steps.call import PreparedCall
@@ -51,7 +53,6 @@ def decision(run: oncemore.Run) -> dict[str, Any]:
     return made  # type: ignore[no-any-return]
 
 
-@pytest.mark.req("GOV-17")
 def test_released_work_has_its_next_attempt_and_the_decision_is_on_record(engine: Engine) -> None:
     turns = Turns()
     turns.step.run()
@@ -87,7 +88,6 @@ def test_released_work_that_needs_review_again_waits_again_and_its_budget_still_
     assert only(engine) == item
 
 
-@pytest.mark.req("GOV-13")
 def test_work_goes_beyond_its_budget_only_by_a_recorded_extra_one(engine: Engine) -> None:
     turns = Turns(policy=oncemore.Policy(max_attempts=1))
     turns.step.run()
@@ -478,3 +478,15 @@ def test_what_can_be_decided_follows_from_what_is_held() -> None:
     assert not is_held(run._replace(pruned_at=1.0))
     assert not is_held(EventRecord(state="REJECTED"))
     assert not is_held(None)
+
+
+def test_an_item_without_an_error_says_why_it_has_no_class(engine: Engine) -> None:
+    Turns().step.run()
+    item = only(engine)
+    bare = quarantine_items._add_governance(engine, item._replace(kind="event", error={}), {})
+    assert (bare.error_classes, bare.without["error_classes"]) == ((), "no attempt has failed")
+    # A label that was missing when the item was quarantined stays missing.
+    unlabelled = quarantine_items._add_governance(
+        engine, item._replace(dataset="x"), {"care_label": NO_LABEL, "error_classes": ["ODD"]}
+    )
+    assert unlabelled.without == {"care_label": "the dataset is not registered"}

@@ -10,29 +10,32 @@ from __future__ import annotations
 import contextlib
 import io
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import oncemore
 from oncemore import PolicyError, PolicyViolation, cli
-from oncemore.errors import ConfigChanged
+from oncemore.errors import ConfigChanged, UsageError
 from oncemore.limits.cooldown_rules import Cooldown
 from oncemore.log.entry_codec import decode_head
 from oncemore.log.record import WorkerRecord
 from oncemore.policy import files
 from oncemore.policy.decide import Situation, decide_retry
 from oncemore.policy.files.fields import CLASSIFY_FIELDS, COOLDOWN_FIELDS, RETRY_FIELDS
+from oncemore.policy.files.loader import step_settings
 from oncemore.policy.files.sections import FILE_FIELDS
 from oncemore.policy.model import Failure
 from oncemore.policy.tuning import Signals
 from oncemore.policy.verdict import UNMATCHED, decide_verdict
 from oncemore.profiles.nova_cat import NovaCat
+from oncemore.queries.ledger_reports import build_reports, write_reports
+from oncemore.telemetry.autonomy_rules import AutonomyRecord, decide_level
 from oncemore.testing import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from oncemore.policy.files.fields import FieldSpec
 
@@ -104,6 +107,30 @@ def ended(error: Exception, **options: Any) -> Observe:
         with FakeClock(), oncemore.open("memory:") as engine:
             run = work.run()
             return run.status, len(run.attempts), run.held_for, [one.name for one in engine.switches.status()]
+
+    return observe
+
+
+def rules(name: str) -> Observe:
+    """A rule of the file's autonomy matrix; `tests/telemetry/test_autonomy.py` shows what each does."""
+
+    def observe(path: Path) -> Any:
+        matrix = step_settings(path).autonomy
+        return None if matrix is None else getattr(matrix.rules, name)
+
+    return observe
+
+
+def level(values: dict[str, float]) -> Observe:
+    """The level of the file's autonomy matrix by signals, while work is slowed already."""
+
+    def observe(path: Path) -> Any:
+        matrix = step_settings(path).autonomy
+        if matrix is None:
+            return None
+        slowed = AutonomyRecord(state="SLOW", name=matrix.name, number=1)
+        readings = {name: {"value": value} for name, value in values.items()}
+        return decide_level(matrix.rules, slowed, readings, 1e9)[0].level
 
     return observe
 
@@ -266,6 +293,45 @@ class Several:
         for row in self.rows:
             files.forget()
             row(path)
+
+
+def ledger_files(path: Path) -> Any:
+    """Observe the ledger files that a policy has written."""
+    root = path.parent / "root"
+    with oncemore.open("memory:") as engine:
+        try:
+            written = write_reports(engine, root, str(path))
+        except UsageError as refused:
+            return str(refused)
+    assert all(Path(file).exists() for file in written)
+    return sorted(str(Path(file).relative_to(root)) for file in written)
+
+
+def outside_root(name: str) -> Callable[[Path], None]:
+    """A ledger outside of the root, or of another name, is refused with its line."""
+
+    def check(path: Path) -> None:
+        path.write_text(f"{BASE}ledgers: [{name}]\n")
+        with pytest.raises(PolicyError, match=r"mine\.yaml:3:.*ledgers"):
+            files.load(path)
+
+    return check
+
+
+def ledger_is_always_written(path: Path) -> None:
+    """`ledger` states a fact: a failed run is in the retry log with and without it."""
+    for text in ("", "on_non_retryable: [halt, ledger]\n"):
+        files.forget()
+        path.write_text(BASE + text)
+        step: Any = oncemore.step(effect="idempotent", name="work", policy=path)(_raise_violation)
+        with FakeClock(), oncemore.open("memory:") as engine:
+            assert step.run().status == "HARD_FAIL"
+            (entry,) = build_reports(engine)["pipeline_retry_log"]
+            assert entry["outcome"] == "failed"
+
+
+def _raise_violation() -> None:
+    raise VIOLATION
 
 
 EXACT = "  base_delay_s: 4\n  max_delay_s: 100\n  max_attempts: 4\n"
@@ -443,9 +509,7 @@ ROWS: dict[str, Callable[[Path], None]] = {
     "classes": Statement("classes: [RETRYABLE, TERMINAL, QUARANTINE]\n", "classes: [RETRYABLE]\n"),
     "on_non_retryable": Several(
         Change("on_non_retryable: [quarantine]\n", ended(VIOLATION), ("SOFT_FAIL", 1, "quarantined", [])),
-        Refusal(
-            "on_non_retryable: [halt, ledger]\n", "on_non_retryable", "holds ledger, which has no effect"
-        ),
+        ledger_is_always_written,
     ),
     "halt_scope": Several(
         Change("halt_scope: pipeline\n", ended(VIOLATION), ("HARD_FAIL", 1, "", ["pipeline:mine"])),
@@ -574,9 +638,58 @@ ROWS: dict[str, Callable[[Path], None]] = {
         ended(NOT_SENT, effect="once", not_applied=(ConnectionRefusedError,)),
         ("HARD_FAIL", 1, "", []),
     ),
-    "telemetry_fields": Refusal("telemetry_fields: [attempt]\n", "telemetry_fields"),
-    "ledgers": Refusal("ledgers: [versioning_ledger.json]\n", "ledgers"),
-    "carbon_budget": Refusal("carbon_budget: {period: month}\n", "carbon_budget"),
+    "telemetry_fields": Statement(
+        "telemetry_fields: [pipeline_id, stage_name, attempt, delay_ms, error_class, retryable, outcome, "
+        "circuit_open, energy_wh, co2_g]\n",
+        "telemetry_fields: [attempt]\n",
+    ),
+    "ledgers": Several(
+        Change("ledgers: [audit/versioning_ledger.json]\n", ledger_files, ["audit/versioning_ledger.json"]),
+        Change(
+            "ledgers: [pipeline_retry_log.json]\n",
+            ledger_files,
+            ["docs/reports/audit/pipeline_retry_log.json"],
+        ),
+        *(
+            outside_root(name)
+            for name in ("../versioning_ledger.json", "/x/versioning_ledger.json", "a.json")
+        ),
+    ),
+    "carbon_budget": Change("carbon_budget: {cap_kgCO2e: 3}\n", rules("cap_kg"), 3.0),
+    "carbon_budget.cap_kgCO2e": Change("carbon_budget: {cap_kgCO2e: 5}\n", rules("cap_kg"), 5.0),
+    "carbon_budget.period": Change("carbon_budget: {cap_kgCO2e: 3, period: day}\n", rules("period"), "day"),
+    "carbon_budget.slow_at": Change("carbon_budget: {cap_kgCO2e: 3, slow_at: 0.5}\n", rules("slow_at"), 0.5),
+    "autonomy": Change("autonomy: {min_dwell_s: 900}\n", level({}), "run"),
+    **{
+        f"autonomy.{section}{field}": Change(
+            f"autonomy: {{{section}: {{slow: 100, {text}}}}}\n".replace(", }", "}"), level(values), expected
+        )
+        for section, signal in (
+            ("carbon_intensity_g_per_kWh", "grid_intensity"),
+            ("energy_price_usd_per_kWh", "energy_price"),
+        )
+        for field, text, values, expected in (
+            ("", "", {signal: 120}, "slow"),
+            (".slow", "", {signal: 100}, "slow"),
+            (".pause", "pause: 200", {signal: 250}, "pause"),
+            (".resume", "resume: 50", {signal: 60}, "slow"),
+        )
+    },
+    "autonomy.off_hours": Change("autonomy: {off_hours: {from_hour: 0, to_hour: 0}}\n", level({}), "slow"),
+    "autonomy.off_hours.from_hour": Change(
+        "autonomy: {off_hours: {from_hour: 7, to_hour: 3}}\n", rules("off_hours"), (7, 3)
+    ),
+    "autonomy.off_hours.to_hour": Change(
+        "autonomy: {off_hours: {from_hour: 7, to_hour: 8}}\n", rules("off_hours"), (7, 8)
+    ),
+    "autonomy.escalate_below": Change(
+        "autonomy: {escalate_below: 0.1}\n", level({"error_budget": 0.1}), "escalate"
+    ),
+    "autonomy.on_permanent": Change("autonomy: {on_permanent: pause}\n", rules("on_permanent"), "pause"),
+    "autonomy.min_dwell_s": Change("autonomy: {min_dwell_s: 5}\n", rules("min_dwell_s"), 5.0),
+    "autonomy.recheck_s": Change("autonomy: {recheck_s: 5}\n", rules("recheck_s"), 5.0),
+    "autonomy.slow_factor": Change("autonomy: {slow_factor: 5}\n", rules("slow_factor"), 5.0),
+    "autonomy.slow_concurrency": Change("autonomy: {slow_concurrency: 5}\n", rules("slow_concurrency"), 5),
     "concurrency": Refusal(
         "concurrency: {ReferenceReconciliation: 3}\n", "concurrency", "is read only by the facade"
     ),

@@ -107,13 +107,16 @@ def _describe_loop(facts: ModuleFacts, loop: RetryLoop) -> str:
         for one in handler_types(handler)
     ) or any(is_provider_call(facts, call, loop.place) for call in list_calls(loop.attempt.body))
     # Code that repairs something (connects again, renews a token) has a reason to try at once.
-    if is_remote and has_only_harmless_calls(loop) and not _waits_by_call(loop):
+    changes_state = any("." in name for handler in loop.handlers for name in assigned_names(handler.body))
+    if is_remote and not changes_state and has_only_harmless_calls(loop) and not _waits_by_call(loop):
         return "failed attempts are repeated at once: wait, and let the delay grow"
     return ""
 
 
 def _changing_names(loop: RetryLoop) -> set[str]:
     names = assigned_names(loop.node.body)
+    # `sleep(error.retry_after)` is a new time for every failure.
+    names |= {handler.name for handler in loop.handlers if handler.name}
     if not isinstance(loop.node, ast.While):
         names |= assigned_names([loop.node.target])
     return names

@@ -6,7 +6,7 @@ Found are `except:`, `except Exception` and handlers of the client's own base er
 
 ## Why
 
-Nobody learns that the provider fails. Data is missing without an error, a counter or a line in the log, and programming errors in the block are hidden too.
+The operator does not learn that the provider fails. Data is missing without an error, a counter or a line in the log, and programming errors in the block are hidden too.
 
 ## How to mend it
 
@@ -54,7 +54,7 @@ from oncemore.lint.facts import enclosing_function, walk_places
 from oncemore.lint.model import LintRule, RuleMatch
 from oncemore.lint.names import last_part
 from oncemore.lint.provider_calls import is_provider_call
-from oncemore.lint.statements import handler_types, list_calls
+from oncemore.lint.statements import handler_types, list_calls, may_leave
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -115,7 +115,9 @@ def _calls_provider(facts: ModuleFacts, body: Sequence[ast.stmt], place: Place |
     if function is not None and _CLEAN_UP.search(function.name):
         return False
     # A failed turn of polling is not the result: the code behind the loop reports it.
-    if any(isinstance(outer.node, ast.While) for outer in walk_places(place)):
+    loops = [outer.node for outer in walk_places(place) if isinstance(outer.node, ast.While | ast.For)]
+    # Neither is a failed candidate, if the next one is tried.
+    if any(isinstance(loop, ast.While) for loop in loops) or (loops and may_leave(body)):
         return False
     calls = [call for call in list_calls(body) if not _CLEAN_UP.search(last_part(call))]
     return any(is_provider_call(facts, call, place) for call in calls)

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from oncemore.lint.facts import ModuleFacts, Place
 
 _BACKOFF_NAME = re.compile(
-    r"(?i)back_?off|jitter|retry_(delay|wait|interval)|(delay|wait)_(time|seconds|for|before)|(next|compute|calc"
+    r"(?i)back_?off|jitter|retry_(delay|wait|interval)|(delay|wait)_(seconds|before)|(next|compute|calc"
     r"|calculate|get)_(delay|wait|sleep)|sleep_time"
 )
 _DYNAMIC = {"eval", "exec", "compile", "__import__"}

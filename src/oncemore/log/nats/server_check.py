@@ -145,6 +145,7 @@ async def _check_jetstream(client: Client, address: NatsAddress) -> None:
     from nats import errors as nats_errors  # here, so that a missing nats-py is reported by `connection`
 
     deadline = asyncio.get_running_loop().time() + JETSTREAM_TIMEOUT_S
+    # oncemore: allow OM102 because it waits, within a deadline, for a server that is just starting
     while True:
         try:
             await client.request("$JS.API.INFO", timeout=JETSTREAM_TIMEOUT_S)

@@ -141,7 +141,9 @@ class SqliteStore(SqliteReader):
                     writes, guards, sync, joined_write, _ = batch = group[0].batch
                     if len(writes) == 1 and len(guards) < 2 and joined_write is None:
                         # The common case: one call of the engine carries the whole transaction.
-                        cursor = self._writer_cursor(sync)
+                        cursor = self._writer
+                        if cursor is None or self._synced is not sync:
+                            cursor = self._writer_cursor(sync)
                         wake_committed()
                         answers = (store_single_write(cursor, batch, ALONE),)
                 if group and not answers:

@@ -100,6 +100,12 @@ def _check_sections(tree: MappingNode, sections: dict[str, Any], faults: FaultLi
     if sections.get("halt_scope") == "pipeline" and "halt" not in on_non_retryable:
         text = "is pipeline, and on_non_retryable does not contain halt; add halt, or set halt_scope: run"
         faults.add_fault(tree.entries["halt_scope"].mark, "halt_scope", text)
+    budget = sections.get("carbon_budget")
+    if budget is not None and "cap_kgCO2e" not in budget:
+        faults.add_fault(tree.entries["carbon_budget"].mark, "carbon_budget", "has no cap_kgCO2e, the budget")
+    off_hours = sections.get("autonomy", {}).get("off_hours", {})
+    if len(off_hours) == 1:
+        faults.add_fault(tree.entries["autonomy"].mark, "autonomy.off_hours", "needs from_hour and to_hour")
     lease = sections.get("lease", {})
     # A lease that is not renewed before it ends would be lost by a healthy worker.
     if lease.get("renew_every_s", 0.0) >= lease.get("ttl_s", LEASE_S):

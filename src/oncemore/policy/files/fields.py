@@ -67,9 +67,8 @@ class FieldSpec(Value):
     #: The profile that a file must extend to contain this field: only that profile's facade reads it.
     profile: str = ""
     #: Why the field has no effect. A user's file with it is refused; packaged profiles contain it because
-    #: their documents do. `inert_choices` lists single choices without effect.
+    #: their documents do.
     inert: str = ""
-    inert_choices: tuple[str, ...] = ()
 
     @property
     def spellings(self) -> tuple[str, ...]:

@@ -171,8 +171,7 @@ def _table_section(title: str, rows: tuple[FieldSpec, ...], text: str) -> Iterat
 def _file_note(row: FieldSpec) -> str:
     """Return a note about the files that may contain a field, if not all may."""
     if row.inert:
-        only = f" ({', '.join(row.inert_choices)})" if row.inert_choices else ""
-        return f"; *packaged only{only}: {row.inert}*"
+        return f"; *packaged only: {row.inert}*"
     return f"; *only in files that extend `{row.profile}`*" if row.profile else ""
 
 

@@ -16,9 +16,11 @@ continues with the policy that it has loaded, and logs the refusal (ADR 0051).
 from __future__ import annotations
 
 from oncemore import clock as clocks
+from oncemore._listeners import publish_event
 from oncemore._values import Value
 from oncemore.config import HEARTBEATS_PER_LEASE, LEASE_S
 from oncemore.errors import PolicyError, log_warning, warn_policy
+from oncemore.events import ExecutionRefused
 from oncemore.limits.breaker_rules import BreakerRules
 from oncemore.policy.files.address import (
     clear_name_cache,
@@ -40,6 +42,7 @@ from oncemore.policy.files.file_reader import (
 from oncemore.policy.files.inheritance_chain import FileDraft, ReadFile, draft_file, is_governed
 from oncemore.policy.files.loaded import NOT_VERIFIED, REFUSED, SIGNED, UNSIGNED, VERIFIED, Profile
 from oncemore.policy.policy import STANDARD, StepSettings
+from oncemore.telemetry.autonomy_rules import AutonomyRules, StepAutonomy, Thresholds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -141,7 +144,27 @@ def step_settings(name: str | os.PathLike[str]) -> StepSettings:
         repeats_once=sections.get("effects") != "require_idempotent_or_outbox",
         lease=_read_lease(sections.get("lease", {})),
         governed_profile=loaded if loaded.governed else None,
+        autonomy=_read_autonomy(loaded),
     )
+
+
+def _read_autonomy(loaded: Profile) -> StepAutonomy | None:
+    """Return the autonomy matrix of a profile; None if the file has neither section."""
+    matrix, budget = loaded.sections.get("autonomy"), loaded.sections.get("carbon_budget")
+    if matrix is None and budget is None:
+        return None
+    fields = dict(matrix or {})
+    off_hours = fields.pop("off_hours", {})
+    rules = {
+        "carbon": Thresholds(**fields.pop("carbon_intensity_g_per_kWh", {})),
+        "price": Thresholds(**fields.pop("energy_price_usd_per_kWh", {})),
+        "off_hours": (int(off_hours["from_hour"]), int(off_hours["to_hour"])) if off_hours else (),
+        **fields,
+    }
+    if budget is not None:
+        rules |= {"cap_kg": budget["cap_kgCO2e"]}
+        rules |= {name: budget[name] for name in ("period", "slow_at") if name in budget}
+    return StepAutonomy(loaded.name, AutonomyRules(**rules))
 
 
 def _read_lease(fields: Mapping[str, float]) -> tuple[float, float] | None:
@@ -267,6 +290,7 @@ def _load_cached(path: str, *, verifies: bool = True) -> tuple[Profile, bool]:
     faults.raise_if_any()
     signature, refusal = _check_signatures(draft, built)
     if refusal is not None and verifies:
+        publish_event(ExecutionRefused("policy_unverifiable", path, str(refusal)))
         raise refusal
     loaded = _make_profile(draft, built, path, signature, refusal)
     if len(_profile_cache) >= MAX_CACHED_PROFILES:

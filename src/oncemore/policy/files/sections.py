@@ -30,12 +30,23 @@ if TYPE_CHECKING:
     from typing import Final
 
 #: Reasons why fields have no effect in a user's own file.
-_NO_LEDGER: Final = "this version does not export ledger files; the log holds every entry"
-_NO_TELEMETRY: Final = "this version does not write telemetry records"
-_NO_MATRIX: Final = "this version has no autonomy matrix for a carbon budget"
 _OF_NOVA_CAT: Final = "it describes the facade of nova-cat, which reads it only from the packaged profile"
 _OF_LIT: Final = "it describes the facade of lit, which reads it only from the packaged profile"
 _OF_EXOARMUR: Final = "it describes the facade of exoarmur, which reads it only from the packaged profile"
+
+#: The thresholds of one signal of the autonomy matrix.
+_THRESHOLD_ROWS: Final = (
+    number_field("slow", "slow down at or above", high=1e9),
+    number_field("pause", "pause at or above", high=1e9),
+    number_field("resume", "go on as before at or below; default: below slow", high=1e9),
+)
+#: The fields of a retry record (TELEM-1).
+TELEMETRY_FIELDS: Final = (
+    *("pipeline_id", "stage_name", "attempt", "delay_ms", "error_class"),
+    *("retryable", "outcome", "circuit_open", "energy_wh", "co2_g"),
+)
+#: A path of a ledger file: no part of it begins with a dot, so that it stays below its root.
+LEDGER_PATTERN: Final = r"([A-Za-z0-9_-][A-Za-z0-9._-]*/){0,8}(versioning_ledger|pipeline_retry_log)\.json"
 
 SECTION_FIELDS: Final = (
     # Statements of the KFM documents, and the end of a run.
@@ -48,10 +59,8 @@ SECTION_FIELDS: Final = (
     ),
     list_field(
         "on_non_retryable",
-        "actions after an error that is not retried; default: halt",
+        "actions after an error that is not retried; default: halt. `ledger` states what is always done",
         choices=("halt", "quarantine", "ledger"),
-        inert=_NO_LEDGER,
-        inert_choices=("ledger",),
     ),
     text_field(
         "halt_scope",
@@ -202,20 +211,52 @@ SECTION_FIELDS: Final = (
         "the retried effects: all as declared, or all but `once`, even if it has `not_applied`",
         choices=("require_idempotent_or_outbox", "declared"),
     ),
-    # Fields of parts that this version does not have.
     list_field(
-        "telemetry_fields", "the fields of a telemetry record", pattern=NAME_PATTERN, inert=_NO_TELEMETRY
+        "telemetry_fields", "the fields of a retry record; always these", choices=TELEMETRY_FIELDS, whole=True
     ),
-    list_field("ledgers", "the files of the ledgers", pattern=NAME_PATTERN, inert=_NO_LEDGER),
+    list_field(
+        "ledgers",
+        "the files that `oncemore ledger reports --policy` writes: paths below its root, or plain names for "
+        "docs/reports/audit",
+        pattern=LEDGER_PATTERN,
+    ),
+    # A field of a part that this version does not have.
     section_field(
         "carbon_budget",
         "carbon budget per period",
         (
             text_field("period", "the period", choices=("day", "week", "month", "year")),
-            number_field("cap_kgCO2e", "the budget", above=True, high=1e9),
-            number_field("slow_at", "share of the cap from which work is slowed", high=1.0),
+            number_field("cap_kgCO2e", "the budget, which must be given", above=True, high=1e9),
+            number_field("slow_at", "share of the cap from which work is slowed; default: 0.9", high=1.0),
         ),
-        inert=_NO_MATRIX,
+    ),
+    section_field(
+        "autonomy",
+        "when the autonomy matrix slows or pauses this policy's work; P0 always runs, P1 is never paused",
+        (
+            section_field("carbon_intensity_g_per_kWh", "by grid intensity", _THRESHOLD_ROWS),
+            section_field("energy_price_usd_per_kWh", "by energy price", _THRESHOLD_ROWS),
+            section_field(
+                "off_hours",
+                "hours (UTC) in which work is slowed",
+                (
+                    number_field("from_hour", "first hour", high=23.0),
+                    number_field("to_hour", "hour at which they end", high=23.0),
+                ),
+            ),
+            number_field("escalate_below", "error budget at or below which runs wait for a person", high=1.0),
+            text_field(
+                "on_permanent",
+                "effect of a permanent failure on the other runs of the policy; default: none",
+                choices=("none", "pause"),
+            ),
+            number_field("min_dwell_s", "shortest time between two changes by a signal; default: 900"),
+            number_field("recheck_s", "length of a pause whose end is not known; default: 300", above=True),
+            number_field(
+                "slow_factor", "factor of retry delays while slowed; default: 2", low=1.0, high=100.0
+            ),
+            count_field("slow_concurrency", "attempts at once while slowed; default: 1", high=1000),
+        ),
     ),
     # Fields of nova-cat.
     section_field(

@@ -132,11 +132,6 @@ def check_effect(
         if row.profile and row.profile not in lineage:
             text = f"is read only by the facade of {row.profile}; extend {row.profile}, or remove it"
             faults.add_fault(entry.mark, entry.written_path, text)
-        elif row.inert_choices:
-            for item in node.items if isinstance(node, ListNode) else ():
-                if isinstance(item, ScalarNode) and item.value in row.inert_choices:
-                    text = f"holds {item.value}, which has no effect: {row.inert}; remove {item.value}"
-                    faults.add_fault(item.mark, entry.written_path, text)
         elif row.inert:
             faults.add_fault(
                 entry.mark, entry.written_path, f"has no effect in your own file: {row.inert}; remove it"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oncemore.maintenance.lineage import derive_lineage, entity_id
+from oncemore.lineage.ids import derive_lineage, entity_id
 
 
 def test_the_same_work_on_the_same_bytes_has_the_same_ids_in_any_order() -> None:
