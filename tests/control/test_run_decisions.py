@@ -189,6 +189,25 @@ def test_a_moved_log_accepts_no_decision(log: oncemore.Engine, failing: Any, tmp
         reopen_recorded_run(log, entity_of(run), run.run_id, **BY)
 
 
+def test_a_log_that_moves_in_the_middle_accepts_no_decision(
+    log: oncemore.Engine, failing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from oncemore.control import moved_log, run_decisions
+    from oncemore.steps.ops import EndCall
+
+    run = failing.run("A-17")
+
+    def refuse(subject: str, op: Any) -> Any:
+        # The switches are asked again with the write; here they say that the log has moved since.
+        yield moved_log.ASK_IF_MOVED
+        return EndCall(None, NotPermitted("this log has moved", "moved"))
+
+    monkeypatch.setattr(run_decisions, "append_decision", refuse)
+    with pytest.raises(NotPermitted, match="has moved"):
+        reopen_recorded_run(log, entity_of(run), run.run_id, **BY)
+    assert failing.last_run("A-17").run_id == run.run_id
+
+
 def test_a_waiting_run_is_cancelled_at_once(log: oncemore.Engine, failing: Any) -> None:
     run = failing.submit("A-18", at=timedelta(hours=1))
     record = cancel_recorded_run(log, entity_of(run), run.run_id, **BY)

@@ -144,7 +144,7 @@ def test_an_unknown_page_and_an_unknown_run_are_explained(served: ServedDashboar
     )
 
 
-def test_a_store_that_fails_is_told(tmp_path: Path) -> None:
+def test_the_error_of_a_store_is_shown(tmp_path: Path) -> None:
     engine = oncemore.open(tmp_path / "log.db")
     app = create_app(engine)
     client = sign_in(app)
@@ -199,7 +199,7 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
         process.wait()
 
 
-def test_a_missing_store_and_a_taken_port_are_told(
+def test_a_missing_store_and_a_taken_port_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import socket

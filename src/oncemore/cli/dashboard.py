@@ -147,7 +147,8 @@ def _find_user(engine: Any, options: dict[str, Any]) -> Any:
     own = find_role(roles, user)
     if not own:
         raise NotPermitted(
-            f"{user.name} (uid {user.uid}) has no role in this store; a reviewer assigns one (oncemore roles assign)",
+            f"{user.name} (uid {user.uid}) has no role in this store; a reviewer assigns one "
+            "(oncemore roles assign)",
             ROLE_MISSING,
         )
     # The option can only lower the role that the store knows.
