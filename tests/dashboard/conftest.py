@@ -80,7 +80,7 @@ def _notify_after(startup: Callable[..., Any], started: threading.Event) -> Call
     return start
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def quiet_log() -> Iterator[None]:
     """Leave out the warnings of the many attempts that fail on purpose."""
     logger = logging.getLogger("oncemore")
@@ -90,16 +90,14 @@ def quiet_log() -> Iterator[None]:
     logger.setLevel(level)
 
 
-@pytest.fixture(scope="session", params=[False], ids=["sample"])
-def served(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, quiet_log: None
-) -> Iterator[ServedDashboard]:
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, quiet_log: None) -> Iterator[ServedDashboard]:
     """A dashboard over one of everything, which no test changes."""
     with _serve_sample(tmp_path_factory.mktemp("sample"), hostile=False) as served:
         yield served
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory, quiet_log: None) -> Iterator[ServedDashboard]:
     """A dashboard over the same store, in which every name and text is that of an attacker."""
     with _serve_sample(tmp_path_factory.mktemp("hostile"), hostile=True) as served:
@@ -131,9 +129,12 @@ def identify_sample(token: str) -> DashboardUser | None:
     return {"viewer": VIEWER, "operator": OPERATOR, "reviewer": REVIEWER}.get(token.removesuffix("-token"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A real browser; skips the test without one."""
+    """A real browser; skips the test without one.
+
+    For one module only: its driver keeps an event loop in this thread, which other tests must not meet.
+    """
     program = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     if program is None:
         pytest.skip("there is no chromium on this machine; `make browser` installs it")
