@@ -344,6 +344,7 @@ ROOT_SECTIONS = {
         "watch": "watch:watch",
         "audit": "audit:audit",
         "alerts": "alerts:alerts",
+        "dashboard": "dashboard:dashboard",
     },
     "Decide": {
         "quarantine": "quarantine:quarantine",

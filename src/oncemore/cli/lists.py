@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from oncemore.cli.output import OutputWriter
     from oncemore.log.store import Store
-    from oncemore.queries.lists import JobRow, StepList, WorkerRow
+    from oncemore.queries.lists import JobRow, StepList, WorkerProcess
 
 STEP_HEADS = ("step", "runs", "waiting", "running", "held", "failed", "complete")
 WORKER_HEADS = ("worker", "state", "host", "pid", "started", "lease ends", "running")
@@ -105,7 +105,7 @@ def _print_jobs(out: OutputWriter, rows: Sequence[JobRow]) -> None:
     out.write_table([JOB_HEADS, *cells], right=(3, 4, 5, 6, 7))
 
 
-def _print_workers(out: OutputWriter, rows: Sequence[WorkerRow], now: float) -> None:
+def _print_workers(out: OutputWriter, rows: Sequence[WorkerProcess], now: float) -> None:
     from oncemore.policy.explain import format_seconds
     from oncemore.queries.times import format_time
 

@@ -19,8 +19,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from oncemore.queries.overview import StoreOverview
     from oncemore.queries.runs import RunRow
+    from oncemore.queries.watch_view import WatchView
 
 EXAMPLES = """
 oncemore watch
@@ -43,27 +43,27 @@ def watch(rows: int, once: bool, store: str | None, in_json: bool) -> None:
 
     The view is renewed when the log changes, until Ctrl-C.
     """
-    from oncemore.queries.overview import load_overview
     from oncemore.queries.stores import open_read_only
+    from oncemore.queries.watch_view import load_watch_view
 
     is_live = sys.stdout.isatty() and not once and not in_json
     out = OutputWriter(in_json=in_json)
     with open_read_only(store) as opened:
         if not is_live:
-            overview = load_overview(opened, rows)
+            view = load_watch_view(opened, rows)
             if in_json:
-                out.write_json(overview)
+                out.write_json(view)
             else:
-                print_overview(out, overview)
+                print_view(out, view)
             return
         _write(HIDE_CURSOR)
         try:
             while not out.is_reader_gone:
                 position = opened.wait_for_change(0, 0.0)
                 # Read before the screen is cleared: it is empty only while the text is written.
-                overview = load_overview(opened, rows)
+                view = load_watch_view(opened, rows)
                 _write(CLEAR_SCREEN)
-                print_overview(out, overview)
+                print_view(out, view)
                 # A busy log would redraw without a pause, so each frame stays for a moment.
                 time.sleep(MIN_FRAME_S)
                 opened.wait_for_change(position, MAX_FRAME_S - MIN_FRAME_S)
@@ -76,20 +76,20 @@ def _write(codes: str) -> None:
     sys.stdout.flush()
 
 
-def print_overview(out: OutputWriter, overview: StoreOverview) -> None:
+def print_view(out: OutputWriter, view: WatchView) -> None:
     """Print one frame: the rates of the last minute, then the runs that need attention first."""
     from oncemore.queries.times import format_time
 
-    activity = overview.activity
-    out.write_line(f"oncemore  {format_time(overview.at)}", "bold")
+    activity = view.activity
+    out.write_line(f"oncemore  {format_time(view.at)}", "bold")
     out.write_line(
         f"last minute: {activity.attempts:,} attempts, {activity.completed:,} completed, "
         f"{activity.retries:,} retried, {activity.failed:,} failed"
     )
-    _print_part(out, "Held for an operator", overview.held, overview.at)
-    _print_part(out, "Running", overview.running, overview.at)
-    _print_part(out, "Waiting", overview.waiting, overview.at)
-    _print_part(out, "Failed in the last day", overview.failed, overview.at)
+    _print_part(out, "Held for an operator", view.held, view.at)
+    _print_part(out, "Running", view.running, view.at)
+    _print_part(out, "Waiting", view.waiting, view.at)
+    _print_part(out, "Failed in the last day", view.failed, view.at)
 
 
 def _print_part(out: OutputWriter, title: str, rows: Sequence[RunRow], now: float) -> None:

@@ -42,7 +42,7 @@ class StepList(Value):
     is_complete: bool
 
 
-class WorkerRow(Value):
+class WorkerProcess(Value):
     """A process that runs, or ran, work of the store.
 
     is_alive     whether its lease holds
@@ -112,7 +112,7 @@ def _newest_runs(store: Store) -> Iterator[Head]:
         query = query._replace(before_seq=page[-1].seq)
 
 
-def list_workers(store: Store, *, with_ended: bool = False) -> list[WorkerRow]:
+def list_workers(store: Store, *, with_ended: bool = False) -> list[WorkerProcess]:
     """Return the processes of a store, most recently started first; without ended ones unless asked for."""
     from oncemore.log.entry_codec import decode_head
     from oncemore.log.record import WorkerRecord
@@ -128,7 +128,7 @@ def list_workers(store: Store, *, with_ended: bool = False) -> list[WorkerRow]:
         if not with_ended and record.state != "ALIVE":
             continue
         rows.append(
-            WorkerRow(
+            WorkerProcess(
                 name=name,
                 state=record.state,
                 is_alive=record.state == "ALIVE" and record.lease_until > now,
