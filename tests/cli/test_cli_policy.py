@@ -161,7 +161,7 @@ def test_show_gives_a_providers_numbers(tmp_path: Path) -> None:
 def test_an_attempt_is_decided_and_explained() -> None:
     ran = Ran("policy", "show", "p0-storm-nowcast", "--attempt", "1", "--intensity", "620", "--price", "0.31")
     assert ran.out.startswith("retry in 5.303 s\n"), "section 5.2, example B"
-    assert "Tuned by 1.25 for carbon and price" in ran.words
+    assert "4.24273 s x 1.25 x 1 (grid intensity 620 g/kWh" in ran.words
     ended = Ran("policy", "show", "kfm-loop", "--attempt", "6")
     assert ended.out.startswith("stop (max_attempts_exceeded)\n")
     assert (ran.code, ended.code) == (0, 0)

@@ -25,7 +25,9 @@ import oncemore
 from oncemore.audit import AuditStream
 from oncemore.log.entry_codec import load_head
 from oncemore.policy.backoff import Schedule
+from oncemore.steps.history import export_records
 from oncemore.telemetry import enable_opentelemetry, otel
+from oncemore.telemetry.records import list_attempt_ends
 from tests.telemetry.otlp_receiver import OtlpReceiver, attributes, run_receiver
 from tests.telemetry.work import QUICK, make_step
 from tests.timing import wait_until
@@ -92,7 +94,9 @@ def test_a_run_has_a_span_and_each_attempt_a_child(
         "oncemore.run.id": stored.run_id,
         "oncemore.policy.name": stored.state.policy,
     }
-    failed = attributes(first)
+    failed, usage = attributes(first), {"run_id", "attempt", "idempotency_key", "energy_kWh"}
+    assert usage <= failed.keys()
+    failed = {name: value for name, value in failed.items() if name not in usage}
     assert failed.pop("oncemore.attempt.delay") == pytest.approx(0.25)
     assert failed == {
         "oncemore.attempt.number": 1,
@@ -111,8 +115,32 @@ def test_a_run_has_a_span_and_each_attempt_a_child(
     )
     # An error that was retried is not one of the run.
     assert (run.status.code, second.status.code) == (0, 0)
-    assert attributes(second) == {"oncemore.attempt.number": 2, "oncemore.attempt.limit": 3}
+    own = {name: value for name, value in attributes(second).items() if name not in usage}
+    assert own == {"oncemore.attempt.number": 2, "oncemore.attempt.limit": 3}
     assert ("oncemore", otel.SCHEMA_URL) in receiver.scopes
+
+
+@pytest.mark.req("LIN-4")
+def test_the_span_of_an_attempt_has_its_energy_carbon_and_cost(
+    receiver: OtlpReceiver, reporting: Reporting
+) -> None:
+    signals = {"grid_intensity": 380, "energy_price": 0.25, "compute_unit_cost": 1.0}
+    with oncemore.open("memory:", signals=signals) as measured:
+        charge = make_step(ConnectionError("refused"), 7)
+        charge(5)
+        run = charge.run(5)
+        records = list(list_attempt_ends(export_records(measured.store.read_entries())))
+    spans, (whole,) = (
+        receiver.named("oncemore.attempt shop.charge"),
+        receiver.named("oncemore.run shop.charge"),
+    )
+    assert len(spans) == len(records) == 2
+    for number, (span, record) in enumerate(zip(spans, records, strict=True), 1):
+        assert span.parent_span_id == whole.span_id
+        stored, shown = record["telemetry_snapshot"], attributes(span)
+        assert (shown["run_id"], shown["attempt"], shown["idempotency_key"]) == (run.run_id, number, run.key)
+        for name in ("energy_kWh", "carbon_kgCO2e", "cost_usd"):
+            assert shown[name] == stored[name]
 
 
 def test_spans_of_the_function_are_children_of_its_attempt(

@@ -323,6 +323,8 @@ oncemore lint src
         "tail": "runs:tail",
         "audit": "audit:audit",
         "report": "reports:report",
+        "carbon": "carbon:carbon",
+        "autonomy": "carbon:autonomy",
         "alerts": "alerts:alerts",
         "doctor": "doctor:doctor",
         "health": "doctor:health",

@@ -356,9 +356,8 @@ Entity = (
     | CheckpointRecord
     | DatasetRecord
     | EscalationRecord
-    | RoleRecord
-    | AutonomyRecord
-)
+    | RoleRecord | AutonomyRecord
+)  # fmt: skip
 KINDS: Final[tuple[type[Any], ...]] = Entity.__args__
 #: Position of each field, by kind of record.
 FIELD_POSITIONS: Final[dict[type, dict[str, int]]] = {

@@ -14,6 +14,7 @@ from oncemore._values import Value
 from oncemore.errors import UsageError
 from oncemore.queries.entries import build_lineage, fold_runs
 from oncemore.queries.runs import RunRow, add_stopping_switch, build_row, error_class
+from oncemore.steps.history import build_records
 from oncemore.workflows.journal import NEVER
 
 TYPE_CHECKING = False
@@ -82,6 +83,7 @@ class RunTimeline(Value):
     lives    the ids of all runs of the key, oldest first
     given    the events and artifacts of the run
     steps    the entries of the run
+    records  the same as records of the write-ahead log, with the ten fields of each; not of encrypted entries
     lineage  the ids of its inputs and outputs; None unless the run is complete
     """
 
@@ -94,6 +96,7 @@ class RunTimeline(Value):
     given: tuple[RunOutput, ...]
     steps: tuple[TimelineEntry, ...]
     lineage: RunLineage | None = None
+    records: tuple[dict[str, Any], ...] = ()
 
 
 def load_timeline(store: Store, found: FoundRun) -> RunTimeline:
@@ -129,7 +132,21 @@ def load_timeline(store: Store, found: FoundRun) -> RunTimeline:
         given=tuple(islice(_list_outputs(store, found.entity, run, commit), MAX_OUTPUTS)),
         steps=entries,
         lineage=build_lineage(row.key, run, commit) if has_lineage else None,
+        records=tuple(_list_records(found.entity, entries)),
     )
+
+
+def _list_records(entity: str, entries: tuple[TimelineEntry, ...]) -> Iterator[dict[str, Any]]:
+    """Yield the records of a run's entries; the body of an encrypted entry cannot be read here."""
+    was_running = False
+    for entry in entries:
+        is_running = entry.state.state == "RUNNING"
+        ends_attempt, was_running = was_running and not is_running, is_running
+        if "sealed" not in entry.body:
+            for record in build_records(
+                entity, entry.marks, entry.state, entry.body, ends_attempt=ends_attempt
+            ):
+                yield {"seq": entry.seq, "at": entry.at, **record}
 
 
 def _load_entries(store: Store, found: FoundRun) -> tuple[tuple[TimelineEntry, ...], tuple[str, ...]]:

@@ -95,8 +95,7 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
             continued = None if ready.record is None else ready
             terms = yield make(ReserveWorker, (plan.policy_name, plan.policy, plan.policy_source, continued))
             breaker_pass: Any = None
-            is_limited = plan.breaker or plan.rate or plan.queue or plan.autonomy
-            if plan.artifact or is_limited:
+            if plan.artifact or plan.breaker or plan.rate or plan.queue or plan.autonomy:
                 limits = yield from _pass_limits(plan, call, terms, ready, now)
                 if limits is None:
                     call.took_part = True

@@ -205,38 +205,42 @@ def export_records(entries: Iterable[Entry], cipher: BodyCipher | None = None) -
             continue
         ends_attempt = state.state != "RUNNING" and header.entity in running
         (running.add if state.state == "RUNNING" else running.discard)(header.entity)
-        snapshot = build_snapshot(body, ends_attempt=ends_attempt)
-        for mark in header.marks:
-            # Every other mark is the name of the state that the run changed to.
-            transition = mark not in RECORDS
-            yield {
-                "seq": entry.seq,
-                "at": header.at,
-                "kind": "TRANSITION" if transition else RECORDS[mark],
-                "state": mark if transition else state.state,
-                "run_id": state.run_id,
-                "node_id": state.step,
-                "attempt": state.attempt,
-                "input_hash": state.input_hash,
-                "seed": state.seed or run_seed(state.run_id),
-                "cfg_hash": state.cfg_hash,
-                "idempotency_key": header.entity.removeprefix("run/"),
-                "checkpoint_ref": f"{header.entity}#{state.checkpoint_version}"
-                if state.checkpoint_version
-                else None,
-                "telemetry_snapshot": snapshot,
-                "decision_proof": body.get("proof"),
-                "correlation_id": state.correlation_id,
-                "reason": state.reason,
-                "error": _exported_error(mark, state, body),
-                **({"intent": "compute"} if mark == "INTENT" else {}),
-                **_artifact_digests(mark, body),
-                **(
-                    {"escalation": body["escalation"]}
-                    if mark == "ESCALATION" and "escalation" in body
-                    else {}
-                ),
-            }
+        for record in build_records(header.entity, header.marks, state, body, ends_attempt=ends_attempt):
+            yield {"seq": entry.seq, "at": header.at, **record}
+
+
+def build_records(
+    entity: str, marks: Iterable[str], state: RunRecord, body: dict[str, Any], *, ends_attempt: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield the records of one entry of a run, one for each mark, without its number and its time.
+
+    state         the run after the entry
+    ends_attempt  whether the run was RUNNING before it, and is not any more
+    """
+    snapshot = build_snapshot(body, ends_attempt=ends_attempt)
+    for mark in marks:
+        # Every other mark is the name of the state that the run changed to.
+        transition = mark not in RECORDS
+        yield {
+            "kind": "TRANSITION" if transition else RECORDS[mark],
+            "state": mark if transition else state.state,
+            "run_id": state.run_id,
+            "node_id": state.step,
+            "attempt": state.attempt,
+            "input_hash": state.input_hash,
+            "seed": state.seed or run_seed(state.run_id),
+            "cfg_hash": state.cfg_hash,
+            "idempotency_key": entity.removeprefix("run/"),
+            "checkpoint_ref": f"{entity}#{state.checkpoint_version}" if state.checkpoint_version else None,
+            "telemetry_snapshot": snapshot,
+            "decision_proof": body.get("proof"),
+            "correlation_id": state.correlation_id,
+            "reason": state.reason,
+            "error": _exported_error(mark, state, body),
+            **({"intent": "compute"} if mark == "INTENT" else {}),
+            **_artifact_digests(mark, body),
+            **({"escalation": body["escalation"]} if mark == "ESCALATION" and "escalation" in body else {}),
+        }
 
 
 def _artifact_digests(mark: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -10,12 +10,13 @@ run can link its own trace to it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oncemore import _listeners
 from oncemore.steps.run_events import list_run_events
 from oncemore.steps.step_log import QUIET_EVENTS, log_event, logger
 from oncemore.steps.transitions import FINAL_STATES
+from oncemore.telemetry.records import build_span_attributes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
         def wrap_attempt(self, context: AbstractContextManager[None]) -> AbstractContextManager[None]:
             """Return the context of an attempt, in which the attempt's span is the current one."""
+
+        def add_usage(self, attributes: dict[str, Any]) -> None:
+            """Add energy, carbon and cost to the span of the attempt that is about to end."""
 
         def apply_event(self, event: RunEvent) -> None:
             """Apply an event of the call's run."""
@@ -86,6 +90,9 @@ def report_change(
 ) -> None:
     """Report the events of a stored change; to the trace of the call that made it, if it has one."""
     logs_all = logger.isEnabledFor(_DEBUG)
+    if trace is not None and "usage" in change.body:
+        run: Any = change.after
+        trace.add_usage(build_span_attributes(run.run_id, run.attempt, entity[4:], change.body))
     for event in list_run_events(entity, change, now, shows_text=engine.cipher is None):
         if logs_all or type(event) not in QUIET_EVENTS:
             log_event(event)

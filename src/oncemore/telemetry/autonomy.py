@@ -33,6 +33,7 @@ from oncemore.telemetry.autonomy_rules import (
     receive_failure,
     reserve_carbon,
     settle_carbon,
+    start_period,
 )
 from oncemore.telemetry.energy import build_snapshot
 from oncemore.telemetry.signal_values import NAMES, describe_reading
@@ -71,8 +72,7 @@ class AutonomyPass(NamedTuple):
             op = self.inner.build_claim(head, change, now, guards, late=late)
         if not autonomy.rules.cap_kg:
             return op._replace(guards={**op.guards, autonomy.entity: self.seen.version})
-        record = self.seen.record or AutonomyRecord(name=autonomy.name)
-        reserved = RecordChange(_MARKS, self.seen.record, reserve_carbon(record, head.entity))
+        reserved = RecordChange(_MARKS, self.seen.record, reserve_carbon(self.seen.record, head.entity))
         return op._replace(also=(*op.also, (self.seen, reserved)), late=False)
 
 
@@ -115,9 +115,11 @@ def _update_level(autonomy: StepAutonomy, now: float) -> Script:
     described = {name: describe_reading(readings[name], now) for name in NAMES if name in readings}
     before = head.record or AutonomyRecord(name=autonomy.name)
     after, proof = decide_level(autonomy.rules, before, described, now)
-    if after.number == before.number and after.until == before.until:
-        # A new period alone is written with the next reservation.
-        return head._replace(record=after) if head.record is not None else head
+    if after == before:
+        return head
+    # A new period or the next end of a pause changes the record, and is not a decision.
+    if after.number == before.number:
+        return (yield AppendChange(head, RecordChange(_MARKS, head.record, after)))
     change = RecordChange(_DECISION_MARKS, head.record, after, {"proof": proof})
     return (yield AppendChange(head, change))
 
@@ -152,9 +154,8 @@ def _hold_run(
     body = transitions.add_escalation(body, run, now, plan, permanent=True)
     marks = (*(opening or (run.state,)), "ESCALATION")
     saved = yield AppendChange(head, RecordChange(marks, head.record, after, body))
-    if saved is None:
-        return None, None, None
-    return plan, seen, EndCall(None, refusals.run_held(plan, saved))
+    # Another process has changed the run: the call reads it again.
+    return (None,) * 3 if saved is None else (plan, seen, EndCall(None, refusals.run_held(plan, saved)))
 
 
 def describe_in_force(record: AutonomyRecord, action: str) -> dict[str, Any]:
@@ -195,7 +196,9 @@ def settle_outcome(
     after = before
     if autonomy.rules.cap_kg:
         snapshot = build_snapshot({"usage": outcome.usage}, ends_attempt=True)
-        after = settle_carbon(before, outcome.head.entity, snapshot["carbon_kgCO2e"] or 0.0)
+        # An attempt counts in the period in which it ends.
+        after = start_period(autonomy.rules, before, now)
+        after = settle_carbon(after, outcome.head.entity, snapshot["carbon_kgCO2e"] or 0.0)
     if failed and decision is not None:
         failure = {
             "run": outcome.head.entity.removeprefix("run/"), "step": outcome.head.record.step,

@@ -98,6 +98,10 @@ class CallSpans:
         is_missing = self._attempt is trace.INVALID_SPAN
         return context if is_missing else AttemptSpanContext(self._attempt, context)
 
+    def add_usage(self, attributes: dict[str, Any]) -> None:
+        """Add energy, carbon and cost to the span of the attempt that is about to end."""
+        _call_safely(self._attempt.set_attributes, attributes)
+
     def apply_event(self, event: RunEvent) -> None:
         """Start, describe or end a span."""
         handler = _SPAN_HANDLERS.get(type(event))

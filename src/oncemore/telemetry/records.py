@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oncemore.telemetry.energy import NO_ATTEMPT, to_grams, to_watt_hours
+from oncemore.telemetry.energy import NO_ATTEMPT, build_snapshot, to_grams, to_watt_hours
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -31,10 +31,13 @@ def load_schema(name: str) -> dict[str, Any]:
 
 def list_attempt_ends(records: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     """Yield the record that ends each attempt, once per attempt."""
-    for record in records:
-        snapshot = record["telemetry_snapshot"]
-        if record["kind"] == "TRANSITION" and snapshot["unavailable"].get("cpu_s") != NO_ATTEMPT:
-            yield record
+    return (record for record in records if is_attempt_end(record))
+
+
+def is_attempt_end(record: Mapping[str, Any]) -> bool:
+    """Return whether a record is the one that ends an attempt."""
+    unavailable = record["telemetry_snapshot"]["unavailable"]
+    return bool(record["kind"] == "TRANSITION" and unavailable.get("cpu_s") != NO_ATTEMPT)
 
 
 def build_retry_record(record: Mapping[str, Any], pipeline_id: str, *, first: int = 1) -> dict[str, Any]:
@@ -106,6 +109,14 @@ def build_carbon_record(record: Mapping[str, Any]) -> dict[str, Any]:
             snapshot, {name: name for name in ("carbon_kgCO2e", "grid_intensity_g_per_kWh")}
         ),
     }
+
+
+def build_span_attributes(run_id: str, attempt: int, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of an attempt's span at its end, under the names of the KFM loop (LIN-4)."""
+    snapshot = build_snapshot(body, ends_attempt=True)
+    figures = {name: snapshot[name] for name in ("energy_kWh", "carbon_kgCO2e", "cost_usd")}
+    known = {name: value for name, value in figures.items() if value is not None}
+    return {"run_id": run_id, "attempt": attempt, "idempotency_key": key, **known}
 
 
 def _identity(record: Mapping[str, Any]) -> dict[str, Any]:

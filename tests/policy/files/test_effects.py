@@ -24,12 +24,14 @@ from oncemore.log.record import WorkerRecord
 from oncemore.policy import files
 from oncemore.policy.decide import Situation, decide_retry
 from oncemore.policy.files.fields import CLASSIFY_FIELDS, COOLDOWN_FIELDS, RETRY_FIELDS
+from oncemore.policy.files.loader import step_settings
 from oncemore.policy.files.sections import FILE_FIELDS
 from oncemore.policy.model import Failure
 from oncemore.policy.tuning import Signals
 from oncemore.policy.verdict import UNMATCHED, decide_verdict
 from oncemore.profiles.nova_cat import NovaCat
 from oncemore.queries.ledger_reports import build_reports, write_reports
+from oncemore.telemetry.autonomy_rules import AutonomyRecord, decide_level
 from oncemore.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -105,6 +107,30 @@ def ended(error: Exception, **options: Any) -> Observe:
         with FakeClock(), oncemore.open("memory:") as engine:
             run = work.run()
             return run.status, len(run.attempts), run.held_for, [one.name for one in engine.switches.status()]
+
+    return observe
+
+
+def rules(name: str) -> Observe:
+    """A rule of the file's autonomy matrix; `tests/telemetry/test_autonomy.py` shows what each does."""
+
+    def observe(path: Path) -> Any:
+        matrix = step_settings(path).autonomy
+        return None if matrix is None else getattr(matrix.rules, name)
+
+    return observe
+
+
+def level(values: dict[str, float]) -> Observe:
+    """The level of the file's autonomy matrix by signals, while work is slowed already."""
+
+    def observe(path: Path) -> Any:
+        matrix = step_settings(path).autonomy
+        if matrix is None:
+            return None
+        slowed = AutonomyRecord(state="SLOW", name=matrix.name, number=1)
+        readings = {name: {"value": value} for name, value in values.items()}
+        return decide_level(matrix.rules, slowed, readings, 1e9)[0].level
 
     return observe
 
@@ -629,7 +655,41 @@ ROWS: dict[str, Callable[[Path], None]] = {
             for name in ("../versioning_ledger.json", "/x/versioning_ledger.json", "a.json")
         ),
     ),
-    "carbon_budget": Refusal("carbon_budget: {period: month}\n", "carbon_budget"),
+    "carbon_budget": Change("carbon_budget: {cap_kgCO2e: 3}\n", rules("cap_kg"), 3.0),
+    "carbon_budget.cap_kgCO2e": Change("carbon_budget: {cap_kgCO2e: 5}\n", rules("cap_kg"), 5.0),
+    "carbon_budget.period": Change("carbon_budget: {cap_kgCO2e: 3, period: day}\n", rules("period"), "day"),
+    "carbon_budget.slow_at": Change("carbon_budget: {cap_kgCO2e: 3, slow_at: 0.5}\n", rules("slow_at"), 0.5),
+    "autonomy": Change("autonomy: {min_dwell_s: 900}\n", level({}), "run"),
+    **{
+        f"autonomy.{section}{field}": Change(
+            f"autonomy: {{{section}: {{slow: 100, {text}}}}}\n".replace(", }", "}"), level(values), expected
+        )
+        for section, signal in (
+            ("carbon_intensity_g_per_kWh", "grid_intensity"),
+            ("energy_price_usd_per_kWh", "energy_price"),
+        )
+        for field, text, values, expected in (
+            ("", "", {signal: 120}, "slow"),
+            (".slow", "", {signal: 100}, "slow"),
+            (".pause", "pause: 200", {signal: 250}, "pause"),
+            (".resume", "resume: 50", {signal: 60}, "slow"),
+        )
+    },
+    "autonomy.off_hours": Change("autonomy: {off_hours: {from_hour: 0, to_hour: 0}}\n", level({}), "slow"),
+    "autonomy.off_hours.from_hour": Change(
+        "autonomy: {off_hours: {from_hour: 7, to_hour: 3}}\n", rules("off_hours"), (7, 3)
+    ),
+    "autonomy.off_hours.to_hour": Change(
+        "autonomy: {off_hours: {from_hour: 7, to_hour: 8}}\n", rules("off_hours"), (7, 8)
+    ),
+    "autonomy.escalate_below": Change(
+        "autonomy: {escalate_below: 0.1}\n", level({"error_budget": 0.1}), "escalate"
+    ),
+    "autonomy.on_permanent": Change("autonomy: {on_permanent: pause}\n", rules("on_permanent"), "pause"),
+    "autonomy.min_dwell_s": Change("autonomy: {min_dwell_s: 5}\n", rules("min_dwell_s"), 5.0),
+    "autonomy.recheck_s": Change("autonomy: {recheck_s: 5}\n", rules("recheck_s"), 5.0),
+    "autonomy.slow_factor": Change("autonomy: {slow_factor: 5}\n", rules("slow_factor"), 5.0),
+    "autonomy.slow_concurrency": Change("autonomy: {slow_concurrency: 5}\n", rules("slow_concurrency"), 5),
     "concurrency": Refusal(
         "concurrency: {ReferenceReconciliation: 3}\n", "concurrency", "is read only by the facade"
     ),
