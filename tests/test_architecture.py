@@ -61,7 +61,7 @@ UPWARD: dict[tuple[str, str], str] = {
     ("limits", "steps"): "the limits of durable calls are records of an engine",
     ("limits", "retries"): "a breaker and a budget answer to the retry loop",
     ("limits", "control"): "an operator resets a cooldown or a breaker",
-    ("limits", "maintenance"): "a cooldown is reset with a checked reason",
+    ("limits", "governance"): "the release of a resource is a decision of an identity with a role",
     ("limits", "open_engine"): "a declared limit opens the configured engine at first use",
     ("audit", "retries"): "the recorder listens to the retry loop",
     ("audit", "messaging"): "the spool writes the same message envelope",

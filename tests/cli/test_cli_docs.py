@@ -42,6 +42,8 @@ AUDIT = "".join(
 
 #: Said once, for all commands.
 COMMON = {"--json", "--help", "-h", "--provider", "--store"}
+#: Said once, for all commands that record a decision.
+COMMON |= {"--sign-with", "--prepare", "--signed", "--token-file"}
 
 
 def leaves(command: click.Command, path: str) -> list[tuple[str, click.Command]]:

@@ -54,6 +54,11 @@ POLICY = Policy(
 )
 
 
+def decide_as_operator(action: str) -> Callable[[Any, float], dict[str, Any]]:
+    """Return the function that makes the record of an operator's decision."""
+    return lambda head, now: {"action": action, "reason": "because", "actor": "operator"}
+
+
 class TransientProblem(Exception):
     """A failure that may pass."""
 
@@ -350,7 +355,7 @@ class JudgedSimulation(StepSimulation):
 
     def rerun(self) -> Script:
         return self.run_flow(
-            "rerun", lambda plan, call: operator_flow.reopen_run(plan, call, "because", "operator")
+            "rerun", lambda plan, call: operator_flow.reopen_run(plan, call, decide_as_operator("rerun"))
         )
 
     def submit(self, at: float = 0.0, **call: Any) -> Script:
@@ -358,7 +363,8 @@ class JudgedSimulation(StepSimulation):
 
     def cancel(self) -> Script:
         return self.run_flow(
-            "cancel", lambda plan, call: operator_flow.cancel_run(plan, call, "because", "operator")
+            "cancel",
+            lambda plan, call: operator_flow.cancel_run(plan, call, "because", decide_as_operator("cancel")),
         )
 
     def settle(self) -> Script:

@@ -236,7 +236,7 @@ def test_a_denial_that_is_outdated_is_read_again(engine: Engine) -> None:
 def test_a_denied_operation_is_denied_again_without_calling_the_work(engine: Engine) -> None:
     register(engine, status="restricted", operations=["count"])
     work = make_step(operation="publish")
-    with pytest.raises(Quarantined, match="permits count, not publish"):
+    with pytest.raises(Quarantined, match="permits only count, and not publish"):
         work(1)
     version = work.last_run(1).version
     for again in (lambda: work(1), lambda: work.submit(1), lambda: work.run(1)):

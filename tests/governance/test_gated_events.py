@@ -142,6 +142,24 @@ def test_a_block_between_the_read_and_the_claim_is_noticed(
     assert relay.run_once().held == 1
 
 
+def test_a_dataset_that_changes_during_the_hold_is_asked_again(
+    registered: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_step()(1)
+    registered.datasets.block(DATASET, reason="objection", by="x")
+    append, changed = registered.store.append, list[bool]()
+
+    def change_then_append(batch: Any) -> Any:
+        if not changed and batch.writes[0].entity.startswith("event/"):
+            changed.append(True)
+            registered.datasets.label(DATASET, licence="CC0", reason="letter", by="x")
+        return append(batch)
+
+    monkeypatch.setattr(registered.store, "append", change_then_append)
+    assert relay_of(registered, []).run_once() == DeliveryStats(held=1, waiting=1)
+    assert changed
+
+
 def test_a_gate_that_cannot_be_read_means_no(registered: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     make_step()(1)
     sent: list[Any] = []

@@ -216,7 +216,7 @@ def list_decisions(engine: Engine) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dataset", ["public", "burials"])
 @pytest.mark.parametrize("prepare", ABOUT_DATA, ids=lambda prepare: prepare.__name__)
-def test_who_may_decide_about_data(staff: Staff, prepare: Any, dataset: str, kind: str) -> None:
+def test_the_role_for_decisions_about_data(staff: Staff, prepare: Any, dataset: str, kind: str) -> None:
     decide = prepare(staff, dataset)
     refused = ["auditor"] if dataset == "public" else ["auditor", "duty"]
     for name in refused:
@@ -232,7 +232,7 @@ def test_who_may_decide_about_data(staff: Staff, prepare: Any, dataset: str, kin
 @pytest.mark.parametrize("engine", ["memory"], indirect=True)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("prepare", ABOUT_NO_DATA, ids=lambda prepare: prepare.__name__)
-def test_who_may_decide_about_work(staff: Staff, prepare: Any, kind: str) -> None:
+def test_the_role_for_decisions_about_work(staff: Staff, prepare: Any, kind: str) -> None:
     decide = prepare(staff, "public")
     with pytest.raises(NotPermitted, match="this decision needs the role operator"):
         staff.decide("auditor", kind, decide)
@@ -241,7 +241,7 @@ def test_who_may_decide_about_work(staff: Staff, prepare: Any, kind: str) -> Non
 
 @pytest.mark.parametrize("engine", ["memory"], indirect=True)
 @pytest.mark.parametrize("kind", KINDS)
-def test_who_may_release_a_dataset_and_what_the_gate_holds(staff: Staff, kind: str) -> None:
+def test_the_role_for_the_release_of_a_dataset_and_of_held_runs(staff: Staff, kind: str) -> None:
     engine = staff.engine
     work = make_step("public", None, name="gated", policy="standard")
     staff.decide("duty", "user", lambda: engine.datasets.block("public", reason="objection"))
@@ -261,7 +261,7 @@ def test_who_may_release_a_dataset_and_what_the_gate_holds(staff: Staff, kind: s
 @pytest.mark.parametrize("engine", ["memory"], indirect=True)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("asked_by", ["lead", "service"])
-def test_nobody_approves_an_own_request_in_another_form(staff: Staff, kind: str, asked_by: str) -> None:
+def test_an_own_request_is_not_approved_in_another_form(staff: Staff, kind: str, asked_by: str) -> None:
     work = make_step("public", None, name="delete", requires_approval=True)
     staff.become(asked_by)
     with pytest.raises(NotPermitted, match="waits for an approval"):
@@ -407,3 +407,20 @@ def test_a_signed_decision_about_a_stale_item_is_refused(staff: Staff) -> None:
     staff.decide("duty", "token", lambda: engine.quarantine.rerun(run, by="x", reason="one more"))
     with pytest.raises(StaleDecision):
         staff.decide("duty", "key", lambda: engine.quarantine.release(seen, by="x", reason="fine"))
+
+
+def test_a_dead_letter_of_sensitive_data_is_released_by_a_reviewer(staff: Staff) -> None:
+    engine = staff.engine
+    emitting: Any = oncemore.step(effect="outbox", name="tell", dataset="burials")(emit_item)
+    emitting(1)
+
+    def refuse(message: object) -> None:
+        raise PermanentError("no such list")
+
+    OutboxRelay(engine, {"news": refuse}).run_once()
+    (letter,) = engine.quarantine.list(kind="event")
+    assert (letter.dataset, letter.care_label) == ("burials", "Sensitive · Council only")
+    release: Any = lambda: engine.quarantine.release(letter, by="x", reason="again")  # noqa: E731
+    with pytest.raises(NotPermitted, match="needs the role reviewer"):
+        staff.decide("duty", "token", release)
+    check_made(staff, "lead", "key", release)

@@ -10,7 +10,7 @@ import pytest
 import oncemore
 from oncemore.control import permits
 from oncemore.errors import PermanentError, StaleDecision, StepFailed, UsageError
-from oncemore.governance import datasets, escalations, role_model, roles
+from oncemore.governance import datasets, escalations, identity, role_model, roles
 from oncemore.log.store import Conflict
 
 if TYPE_CHECKING:
@@ -133,13 +133,13 @@ def test_decisions_made_at_the_same_moment(
         engine.escalations.acknowledge(ticket, reason="seen", by="reviewer")
     with pytest.raises(StaleDecision, match="changed in this very moment"):
         engine.escalations.open(run, reason="odd", by="operator")
-    user = roles.read_process_user()
+    user = identity.read_process_user()
     refuse_writes(roles, 1)
     engine.roles.assign(user.name, "reviewer", reason="first")
     refuse_writes(roles, 1000)
     with pytest.raises(StaleDecision, match="the roles changed 20 times"):
         engine.roles.assign("second", "viewer", reason="audit")
-    monkeypatch.setattr(roles, "MAX_MEMBERS", 1)
+    monkeypatch.setattr(role_model, "MAX_MEMBERS", 1)
     with pytest.raises(UsageError, match="roles for up to 1 users"):
         engine.roles.assign("second", "viewer", reason="audit")
     assert "oncemore.Roles of" in repr(engine.roles)
@@ -190,6 +190,6 @@ def test_a_waiting_run_without_a_recorded_user_is_approved_by_any_reviewer(engin
     work: Any = oncemore.step(effect="idempotent", name="delete", requires_approval=True)(lambda: 1)
     with pytest.raises(oncemore.NotPermitted, match="waits for an approval"):
         work()
-    engine.roles.assign(roles.read_process_user().name, "reviewer", reason="first")
+    engine.roles.assign(identity.read_process_user().name, "reviewer", reason="first")
     engine.approvals.approve(work.last_run().run_id, reason="seen")
     assert work() == 1

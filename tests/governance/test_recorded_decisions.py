@@ -73,7 +73,7 @@ def read_ledger(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.req("GOV-17")
-def test_each_decision_leaves_one_entry_with_who_when_and_why(
+def test_each_decision_leaves_one_entry_with_actor_time_and_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "log.db"

@@ -20,15 +20,18 @@ from oncemore.governance.ledger_verify import verify_ledger
 from oncemore.governance.record_checks import check_records
 from oncemore.governance.signed_decisions import (
     NAMESPACE,
+    DecisionSubject,
     DecisionVerifier,
     KeySigner,
     PresentedSignature,
     StatementPrepared,
     StatementWriter,
+    find_decision_faults,
 )
 from oncemore.governance.ssh_signatures import sign_file_bytes
 from oncemore.log.entry_codec import read_body
 from tests.governance.sample_log import Attacker
+from tests.maintenance.test_encryption import Key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -244,6 +247,50 @@ def test_every_altered_field_of_a_signed_decision_is_found(signed_store: Engine,
     # Without the registration of the key, nothing vouches for it.
     without_key = [entry for entry in entries if entry.entity != "roles/table" or entry.version != 2]
     assert "was not registered" in _find_faults_in(without_key)[0]
+
+
+def test_the_owner_of_a_key_cannot_sign_for_another_person_store_or_place(
+    signed_store: Engine, key: SigningKey, tmp_path: Path
+) -> None:
+    """Valid signatures of a registered key, over statements that the program would not make."""
+    viewer = generate_key()
+    with decide_as(KeySigner(key)):
+        signed_store.roles.add_key("auditor", viewer.save_files(tmp_path / "v"), "viewer", reason="reads")
+        signed_store.datasets.block("burials", reason="letter 17")
+    entries = list(signed_store.store.read_entries())
+    last = entries[-1]
+    decision = read_body(last, signed_store.cipher)["decision"]
+    record = decision.pop("signed")
+    subject = DecisionSubject(*(record[name] for name in DecisionSubject._fields))
+    by_viewer = {**decision, "actor": f"auditor (key {viewer.key_id})"}
+    forged = {
+        "names lead (key": (key, subject, {**decision, "actor": f"lead (key {key.key_id})"}),
+        "for another store": (key, subject._replace(store="other"), decision),
+        "who decides nothing": (viewer, subject, by_viewer),
+        "is not the one that was signed": (key, subject._replace(previous="00" * 32), decision),
+    }
+    for text, (signer, about, made) in forged.items():
+        signed = KeySigner(signer).sign(about, made, signed_store.now())
+        body = json.dumps({"decision": {**made, "signed": signed}}).encode()
+        (fault,) = _find_faults_in([*entries[:-1], last._replace(body=body)])
+        assert text in fault
+    # A body that only mentions a decision, and one of an accepted policy, have nothing to check.
+    for body in (b'{"remark": {"decision": 1}}', b'{"decision": {"action": "accept", "signature": "x"}}'):
+        assert _find_faults_in([*entries[:-1], last._replace(body=body)]) == []
+
+
+def test_decisions_in_a_sealed_log_are_checked_with_the_codec(tmp_path: Path, key: SigningKey) -> None:
+    codec = Key("one")
+    with oncemore.open(tmp_path / "log.db", codec=codec) as engine:
+        engine.roles.assign("uid:999999", "reviewer", reason="first")
+        pass_as_first_reviewer(engine, key, tmp_path)
+        with decide_as(KeySigner(key)):
+            engine.switches.on(reason="stop")
+        assert verify_ledger(engine).decisions == 1
+        # Without the codec, or with another one, a body cannot be read; its hash is checked all the same.
+        assert find_decision_faults(engine.store, None) == []
+        other = oncemore.open("memory:", codec=Key("other")).cipher
+        assert find_decision_faults(engine.store, other) == []
 
 
 def _find_faults_in(entries: list[Any]) -> list[str]:

@@ -15,6 +15,7 @@ import pytest
 from oncemore.lint.check import check_bytes, check_source
 from oncemore.lint.facts import ModuleFacts
 from oncemore.lint.rules import RULES
+from oncemore.lint.suppressions import find_suppressions
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOP = """import time
@@ -118,6 +119,17 @@ def test_a_suppression_that_sets_nothing_aside_is_a_finding() -> None:
 
 def test_a_string_that_looks_like_a_suppression_is_not_one() -> None:
     assert found('text = "# oncemore: allow OM102"\n') == []
+
+
+def test_comments_before_an_unfinished_line_are_read() -> None:
+    found_comments = find_suppressions("x = (  # oncemore: allow OM102 because it is so\n", RULES)
+    assert [one.rules for one in found_comments] == [("OM102",)]
+
+
+def test_jitter_of_a_seeded_generator_is_accepted() -> None:
+    source = "import random\n{}def retry_delay(n):\n    return random.random()\n"
+    assert len(check_source(source.format(""), "a.py", ["OM111"])) == 1
+    assert check_source(source.format("random.seed(7)\n"), "a.py", ["OM111"]) == []
 
 
 def test_a_suppression_covers_its_own_statement_only() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -14,6 +15,7 @@ import jsonschema_rs
 import pytest
 
 from oncemore import cli
+from oncemore.lint import project
 from oncemore.lint.project import SKIPPED_FOLDERS, check_files, mend_source, read_files, replace_file
 from oncemore.lint.reports import build_sarif
 from oncemore.lint.rules import RULES
@@ -85,7 +87,7 @@ def test_standard_input_is_checked(lint: Any, monkeypatch: pytest.MonkeyPatch) -
     assert (code, out.splitlines()[0].split(":")[0]) == (1, "job.py")
 
 
-def test_a_file_that_cannot_be_parsed_does_not_stop_the_others(lint: Any) -> None:
+def test_a_file_that_cannot_be_parsed_does_not_stop_the_run(lint: Any) -> None:
     write("a.py", "def broken(:\n")
     write("b.py", NO_TIMEOUT)
     code, out, _ = lint("--json")
@@ -115,6 +117,7 @@ def test_settings_select_ignore_exclude_and_grade(lint: Any) -> None:
     # From another folder the same settings are found.
     assert len(json.loads(lint("tests", "--json")[1])["suppressed"]) == 1
     assert lint("--select", "OM101")[0] == 0
+    assert lint("--select", "all")[0] == 1
 
 
 def test_a_rule_is_ignored_only_with_a_reason_and_never_in_silence(lint: Any) -> None:
@@ -128,6 +131,8 @@ def test_a_rule_is_ignored_only_with_a_reason_and_never_in_silence(lint: Any) ->
     assert code == 1
     assert re.search(r"pyproject.toml:1:1: OM100 critical: .*it has no reason", out)
     assert "bad.py:4:12: OM108" in out
+    write("pyproject.toml", "[tool.oncemore.lint.per-file-ignores]\n'bad.py' = ['OM108']\n")
+    assert [line.split()[1] for line in lint()[1].splitlines() if ": OM" in line] == ["OM100", "OM108"]
 
 
 @pytest.mark.parametrize(
@@ -138,11 +143,12 @@ def test_a_rule_is_ignored_only_with_a_reason_and_never_in_silence(lint: Any) ->
         ("select = 'OM101'", "select must be a list of strings"),
         ("severity = { OM101 = 'fatal' }", "use the id of a rule and one of critical, warning, note"),
         ("severity = 'low'", "severity must be a table"),
+        ("[tool]\noncemore = 3", "oncemore must be a table"),
         ("select = [", "pyproject.toml"),
     ],
 )
 def test_settings_that_cannot_be_used_are_refused_with_their_key(lint: Any, table: str, message: str) -> None:
-    write("pyproject.toml", f"[tool.oncemore.lint]\n{table}\n")
+    write("pyproject.toml", table if "[tool]" in table else f"[tool.oncemore.lint]\n{table}\n")
     code, _, err = lint()
     assert code == 2
     assert message in " ".join(err.split())
@@ -207,6 +213,15 @@ def test_sarif_is_valid_and_holds_rules_fingerprints_and_reasons(lint: Any) -> N
     assert second["suppressions"] == [{"kind": "inSource", "justification": "it is local"}]
 
 
+def test_sarif_holds_files_that_cannot_be_parsed_by_their_first_line(lint: Any) -> None:
+    write("broken.py", "def broken(:\n")
+    log = json.loads(lint("--format", "sarif")[1])
+    jsonschema_rs.validator_for(SARIF, validate_formats=True).validate(log)
+    (result,) = log["runs"][0]["results"]
+    assert result["ruleId"] == "OM000"
+    assert result["locations"][0]["physicalLocation"]["region"]["startLine"] == 1
+
+
 def test_sarif_without_findings_has_an_empty_list() -> None:
     log = build_sarif(check_files(iter(()), LintSettings()), "1.0")
     jsonschema_rs.validator_for(SARIF).validate(log)
@@ -262,6 +277,12 @@ MENDED = [
         "@backoff.on_exception(backoff.expo, OSError)\ndef f(): ...",
         "@backoff.on_exception(backoff.expo, OSError, max_tries=5)\ndef f(): ...",
     ),
+    (
+        "from os import path\nfrom tenacity import stop_after_attempt\nfrom tenacity import retry as again\n"
+        "@again(wait=path)\ndef f(): ...",
+        "from os import path\nfrom tenacity import stop_after_attempt\nfrom tenacity import retry as again\n"
+        "@again(wait=path, stop=stop_after_attempt(5))\ndef f(): ...",
+    ),
     ("urllib3.Retry(total=None, backoff_factor=0)", "urllib3.Retry(total=5, backoff_factor=0.5)"),
     (
         "urllib3.Retry(3, respect_retry_after_header=False, backoff_factor=1)",
@@ -275,6 +296,9 @@ MENDED = [
 #: A layout with a comment between the arguments is left to a person, and a suppression is obeyed.
 LEFT_ALONE = [
     "requests.get(\n    u  # the page\n)",
+    "requests.get(\n    u,\n\n)",
+    "requests.get(u for u in x)",
+    "from tenacity.asyncio import AsyncRetrying\nAsyncRetrying()",
     "requests.get(u)  # oncemore: allow OM108 because it is local",
 ]
 
@@ -289,6 +313,26 @@ def test_mechanical_findings_are_mended_in_place_and_once(before: str, after: st
             mended = mend_source(data, "a.py", LintSettings())
             assert mended == wanted
             assert mend_source(mended, "a.py", LintSettings()) == mended
+
+
+def test_mending_ends_after_a_number_of_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(project, "_MAX_PASSES", 1)
+    once = mend_source(b"import tenacity\n@tenacity.retry\ndef f(): ...\n", "a.py", LintSettings())
+    assert b"stop=" in once
+    assert b"wait=" not in once
+
+
+def test_a_collector_that_is_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with project.paused_collector():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    with project.paused_collector():
+        assert not gc.isenabled()
+    assert gc.isenabled()
 
 
 def test_mending_changes_only_lines_with_a_finding_and_is_stable() -> None:
@@ -351,3 +395,5 @@ def test_paths_are_shown_relative_to_the_folder_in_which_the_command_runs(tmp_pa
     write(str(tmp_path / "src/a.py"), "")
     (file,) = read_files([tmp_path / "src/a.py"], tmp_path)
     assert file.path == "src/a.py"
+    (file,) = read_files([tmp_path / "src/a.py"], tmp_path / "other")
+    assert file.path == str(tmp_path / "src/a.py")

@@ -243,6 +243,7 @@ def test_every_schedule_and_jitter_has_its_formula(shape: str, spread: str) -> N
         (5, "5 s"),
         (82.1423, "82.14 s"),
         (250, "4 min 10 s"),
+        (599.9, "10 min 0 s"),
         (7500, "2 h 5 min"),
         (1e6, "277 h 46 min"),
     ],

@@ -64,6 +64,7 @@ from oncemore.steps.ops import (
 )
 from oncemore.steps.plan import StepPlan
 from tests.crash.harness import start_call
+from tests.crash.simulation import decide_as_operator
 from tests.sim.judge import FINAL, Book, Judge, Violation
 
 if TYPE_CHECKING:
@@ -560,7 +561,10 @@ class Sim:
         job, call.engine, call.store = call, process.engine, process.engine.store
         scripts: list[Any]
         if lane.kind == "rerun":
-            scripts = [operator_flow.reopen_run(plan, call, "again", "operator"), start_call(plan, call)]
+            scripts = [
+                operator_flow.reopen_run(plan, call, decide_as_operator("rerun")),
+                start_call(plan, call),
+            ]
         elif lane.kind == "settle":
             lane.person = Person()
             scripts = [operator_flow.settle_run(plan, call, lane.person)]  # type: ignore[arg-type]

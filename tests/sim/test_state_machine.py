@@ -45,7 +45,7 @@ from oncemore.policy.canonical_json import hash_bytes
 from oncemore.policy.policy import Policy
 from oncemore.steps import operator_flow, ops
 from tests.crash.harness import start_call
-from tests.crash.simulation import StepSimulation
+from tests.crash.simulation import StepSimulation, decide_as_operator
 from tests.sim.test_bug_bank import BUGS
 
 DELAY_S, INLINE_S, ATTEMPTS = 100.0, 60.0, 3
@@ -172,7 +172,7 @@ class FlowMachine(RuleBasedStateMachine):
         self.turn(turn)
         model = self.model
         ended = self.run(
-            operator_flow.reopen_run(self.plan, self.simulation.make_call(), "because", "somebody")
+            operator_flow.reopen_run(self.plan, self.simulation.make_call(), decide_as_operator("rerun"))
         )
         if model.at == "failed" or (model.at == "done" and self.effect == "pure"):
             assert ended is None

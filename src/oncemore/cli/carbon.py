@@ -69,9 +69,9 @@ def _print_carbon(out: OutputWriter, report: CarbonReport) -> None:
         return
     out.write_table([CARBON_HEADS, *(_carbon_cells(row) for row in report.rows)])
     total, share = report.energy.total, report.energy.retry_share
-    grams = to_grams(total.carbon_kgCO2e)
+    grams, noun = to_grams(total.carbon_kgCO2e), "attempt" if total.attempts == 1 else "attempts"
     out.write_line(
-        f"{total.attempts} attempts: {to_watt_hours(total.energy_kWh):.4g} Wh, {grams:.4g} gCO2e, "
+        f"{total.attempts} {noun}: {to_watt_hours(total.energy_kWh):.4g} Wh, {grams:.4g} gCO2e, "
         f"{total.cost_usd:.4g} USD; retries caused {share:.0%} of the energy."
     )
     if total.unmeasured:

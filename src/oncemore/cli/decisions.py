@@ -45,6 +45,7 @@ def identity_options(command: Callable[..., Any]) -> Callable[..., Any]:
         token_file: str | None,
         **options: Any,
     ) -> Any:
+        # click cannot say that at most one of several options may be given.
         given = [name for name in (sign_with, signed, token_file) if name is not None]
         if not given and prepare is None:
             return command(*args, **options)
@@ -101,6 +102,7 @@ def _write_statement(path: Path, statement: bytes) -> None:
     from oncemore.governance.checkpoint_copies import replace_file
     from oncemore.governance.signed_decisions import NAMESPACE
 
+    # Replaced as a whole: a signer must never see a part of a statement.
     replace_file(path, statement)
     # On standard error: with --json, standard output has the report of a decision, and none was made.
     out = OutputWriter(sys.stderr)

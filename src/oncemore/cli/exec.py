@@ -46,7 +46,7 @@ OPTION_GROUPS = {
     "timeout total_timeout max_wait",
     "Execution": "env secret_env cwd stdin grace leave_running",
     "Output": "keep_output max_output quiet in_json report store",
-    "Existing runs": "if_running rerun settle reason by",
+    "Existing runs": "if_running rerun settle reason by sign_with prepare signed token_file",
 }
 
 

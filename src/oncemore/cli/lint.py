@@ -78,6 +78,7 @@ def lint(
             raise LintUsageError("--write-baseline needs --baseline FILE")
         settings = _choose_settings(paths, select, config)
         files = _list_files(paths, settings)
+        # With --fix the report shows what is left after mending.
         if diff or fix:
             count = _mend_files(out, files, paths, settings, only_show=diff)
             if diff:
@@ -96,6 +97,7 @@ def _choose_settings(paths: Sequence[str], select: str | None, config: str | Non
 
     if config is not None and not Path(config).is_file():
         raise LintUsageError(f"{config}: there is no such settings file")
+    # The settings are those of the checked project, not of the folder in which the command runs.
     start = Path(paths[0]) if paths and paths[0] != "-" else Path()
     folder = start.resolve() if start.is_dir() else start.resolve().parent
     settings = load_settings(Path(config) if config else find_settings_file(folder))
@@ -266,6 +268,7 @@ def _write_summary(out: OutputWriter, report: LintReport, settings: LintSettings
     mendable = sum(bool(finding.edits) for finding in report.findings)
     if mendable:
         out.write_line(f"{mendable} can be mended: see `oncemore lint --diff`, then `oncemore lint --fix`")
+    # OM000 and OM100 explain themselves and have no page.
     first = next((one.rule for one in report.findings if one.rule > "OM100"), "")
     if first:
         out.write_line(f"`oncemore lint --explain {first}` says why and how to mend it")

@@ -81,7 +81,7 @@ def print_case(out: OutputWriter, case: QuarantineCase, now: float) -> None:
         ("code", item.error.get("code", "")),
         ("rule", case.rule),
         ("input", case.input_hash),
-        ("error classes", _or_reason(", ".join(item.error_classes), item, "error_classes")),
+        ("errors", _or_reason(", ".join(item.error_classes), item, "error_classes")),
         ("dataset", _or_reason(item.dataset, item, "dataset")),
         ("care label", _or_reason(item.care_label, item, "care_label")),
         ("tenant", item.tenant),

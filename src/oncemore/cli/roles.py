@@ -95,6 +95,7 @@ def list_(engine: Engine) -> CommandReport:
         # Without roles, the names that callers give are recorded as they are.
         if not members:
             out.write_line("This store has no roles; decisions record the name given by --by.")
+        # One table for all three kinds: a reader asks who may decide, and not by what means.
         rows = [(role, "user", name, "") for role, users in members.items() for name in users]
         rows += [(each.role, "key", each.name, each.key_id) for each in keys]
         rows += [(each.role, "token", each.name, _describe_token(each)) for each in tokens]
@@ -168,6 +169,7 @@ def create_token(engine: Engine, name: str, role: str, expires: float, **decisio
     created = engine.roles.create_token(name, role, expires=expires, **decision)
 
     def print_text(out: OutputWriter) -> None:
+        # Alone on the first line, so that `head -1` or a copy takes the token and nothing else.
         out.write_line(created)
         out.write_paragraph(
             f"Give it to {name}, who decides with it as {role}. It is not shown again.", "dim"

@@ -56,10 +56,6 @@ class ProcessUser(Value):
     name: str
     uid: int
 
-    def describe(self) -> str:
-        """Return the user as it is recorded with decisions."""
-        return f"{self.name} (uid {self.uid})"
-
 
 class Identity(Value):
     """Who makes a decision, and with which role.

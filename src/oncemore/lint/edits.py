@@ -96,9 +96,7 @@ def _append_argument(
 
 def _is_right(facts: ModuleFacts, node: ast.Call, edit: SourceEdit, keyword: str) -> bool:
     """Return whether the edited call parses to the old call with the new keyword."""
-    segment = ast.get_source_segment(facts.source, node)
-    if segment is None:
-        return False
+    segment = ast.get_source_segment(facts.source, node) or ""
     try:
         # Positions inside of the call alone: its first line starts at the column of the call.
         column = edit.column - (node.col_offset if edit.line == node.lineno else 0)
@@ -107,32 +105,30 @@ def _is_right(facts: ModuleFacts, node: ast.Call, edit: SourceEdit, keyword: str
         wanted = ast.parse(f"call({keyword})", mode="eval").body
     except (SyntaxError, ValueError):
         return False
-    if not isinstance(edited, ast.Call) or not isinstance(wanted, ast.Call):
-        return False
+    assert isinstance(wanted, ast.Call)
     added = len(wanted.keywords)
     return (
-        ast.dump(edited.func) == ast.dump(node.func)
+        isinstance(edited, ast.Call)
+        and ast.dump(edited.func) == ast.dump(node.func)
         and [ast.dump(one) for one in edited.args] == [ast.dump(one) for one in node.args]
         and [ast.dump(one) for one in edited.keywords[:-added]] == [ast.dump(one) for one in node.keywords]
         and [ast.dump(one) for one in edited.keywords[-added:]] == [ast.dump(one) for one in wanted.keywords]
     )
 
 
-def import_names(
-    facts: ModuleFacts, module: str, beside: str, names: Sequence[str]
-) -> list[SourceEdit] | None:
-    """Return edits that add names to the `from module import beside` statement; None if there is none."""
-    for node in facts.imports:
-        if isinstance(node, ast.ImportFrom) and node.module == module and not node.level:
-            present = {alias.name for alias in node.names if alias.asname is None}
-            if beside in {alias.name for alias in node.names}:
-                last = node.names[-1]
-                assert last.end_lineno is not None
-                assert last.end_col_offset is not None
-                missing = [name for name in names if name not in present]
-                text = "".join(f", {name}" for name in missing)
-                return [insert_text(last.end_lineno, last.end_col_offset, text)] if missing else []
-    return None
+def import_names(facts: ModuleFacts, module: str, beside: str, name: str) -> list[SourceEdit]:
+    """Return the edit that adds a name to the `from module import beside` statement, if it is missing."""
+    statements = [
+        node
+        for node in facts.imports
+        if isinstance(node, ast.ImportFrom) and node.module == module and not node.level
+    ]
+    if any(alias.name == name and alias.asname is None for node in statements for alias in node.names):
+        return []
+    last = next(node.names[-1] for node in statements if beside in {alias.name for alias in node.names})
+    assert last.end_lineno is not None
+    assert last.end_col_offset is not None
+    return [insert_text(last.end_lineno, last.end_col_offset, f", {name}")]
 
 
 def choose_edits(groups: Iterable[Sequence[SourceEdit]]) -> list[SourceEdit]:

@@ -50,7 +50,7 @@ class Place:
             place = place.parent
 
 
-class CallSite(NamedTuple):
+class PlacedCall(NamedTuple):
     """A call and its place."""
 
     node: ast.Call
@@ -102,7 +102,7 @@ class ModuleFacts:
     def __init__(self, tree: ast.Module, source: str) -> None:
         self.tree = tree
         self.source = source
-        self.calls: list[CallSite] = []
+        self.calls: list[PlacedCall] = []
         self.functions: list[FunctionSite] = []
         self.classes: list[tuple[ast.ClassDef, Place | None]] = []
         self.loops: list[LoopSite] = []
@@ -177,7 +177,7 @@ def _collect_facts(facts: ModuleFacts, tree: ast.Module) -> None:
                 continue
             if kind in _SPECIAL:
                 if kind is ast.Call:
-                    add_call(CallSite(node, place))  # type: ignore[arg-type]
+                    add_call(PlacedCall(node, place))  # type: ignore[arg-type]
                 elif _open_place(facts, node, place, stack, pending):
                     continue
             for name in fields:
@@ -229,7 +229,8 @@ def _open_place(
         pending.append((list(node.orelse), Place(node, place, "else")))
         pending.append((list(node.finalbody), Place(node, place, "finally")))
         pending.extend((list(handler.body), Place(handler, place, "handler")) for handler in node.handlers)
-    elif isinstance(node, ast.With | ast.AsyncWith):
+    else:
+        assert isinstance(node, ast.With | ast.AsyncWith)
         facts.withs.append((node, place))
         for item in node.items:
             stack.append(item.context_expr)

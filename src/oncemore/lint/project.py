@@ -168,10 +168,7 @@ def mend_source(data: bytes, path: str, settings: LintSettings) -> bytes:
         source, encoding = decode_source(data)
         if "\r\n" in source:
             edits = [edit._replace(text=edit.text.replace("\n", "\r\n")) for edit in edits]
-        mended = apply_edits(source, edits).encode(encoding)
-        if mended == data:
-            break
-        data = mended
+        data = apply_edits(source, edits).encode(encoding)
     return data
 
 

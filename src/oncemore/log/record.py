@@ -133,17 +133,11 @@ class WorkerRecord(Value):
 class EventRecord(Value):
     """An event that a step emitted: it exists if and only if the step's COMMIT does.
 
-    state          PENDING → SENDING → DELIVERED or DEAD, or back to PENDING (`messaging.delivery`); REJECTED
-                   after an operator rejected a DEAD event
+    state          PENDING → SENDING → DELIVERED or DEAD, or back to PENDING; DEAD → REJECTED by an operator
     run_entity     entity of the run that emitted it: events of one entity keep their order
     ordinal        position among the events of one COMMIT, from 0
-    not_before     earliest time of the next delivery attempt
-    attempt        number of the last delivery attempt, counted before it starts, never reused
-    attempt_count  attempts since the event was emitted, or since an operator had it sent again
-    worker         name of the worker that is sending it
-    reason         the reason of its state; for a PENDING one, why it is not sent yet
-    dataset        the dataset of the run that emitted it, which the gate is asked about; empty: none
-    operation      the operation that its step does to the dataset
+    attempt        number of the last delivery attempt; attempt_count: attempts since it was emitted
+    dataset        the dataset of its run, which the gate is asked about, with the operation of the step
     """
 
     state: str = "PENDING"
@@ -337,26 +331,10 @@ class AcceptedPolicy(Value):
 
 
 Entity = (
-    RunRecord
-    | WorkerRecord
-    | EventRecord
-    | ArtifactRecord
-    | MaintenanceRecord
-    | JobRecord
-    | ResourceRecord
-    | BreakerRecord
-    | QuotaRecord
-    | SwitchBoard
-    | Approval
-    | StoreSecret
-    | RecordedPolicy
-    | AcceptedPolicy
-    | ScheduleRecord
-    | QueueSlot
-    | CheckpointRecord
-    | DatasetRecord
-    | EscalationRecord
-    | RoleRecord | AutonomyRecord
+    RunRecord | WorkerRecord | EventRecord | ArtifactRecord | MaintenanceRecord | JobRecord
+    | ResourceRecord | BreakerRecord | QuotaRecord | SwitchBoard | Approval | StoreSecret
+    | RecordedPolicy | AcceptedPolicy | ScheduleRecord | QueueSlot | CheckpointRecord
+    | DatasetRecord | EscalationRecord | RoleRecord | AutonomyRecord
 )  # fmt: skip
 KINDS: Final[tuple[type[Any], ...]] = Entity.__args__
 #: Position of each field, by kind of record.

@@ -28,7 +28,9 @@ def format_seconds(value: float) -> str:
     if value < 120:
         return f"{value:.3g} s" if value < 10 else f"{value:.4g} s"
     if value < 7200:
-        return f"{int(value // 60)} min {value % 60:.0f} s"
+        # Rounded first: 599.9 seconds are 10 min 0 s, and not 9 min 60 s.
+        minutes, seconds = divmod(round(value), 60)
+        return f"{minutes} min {seconds} s"
     return f"{int(value // 3600)} h {int(value % 3600 // 60)} min"
 
 

@@ -76,6 +76,7 @@ def write_reports(engine: Engine, root: Path, policy: str = "") -> dict[str, int
 
     policy  the address of a policy that lists the files; both are written, if it is empty
     """
+    # The list is checked before the log is read, which may take long.
     paths = list_ledger_files(policy)
     reports = build_reports(engine)
     written = {}
@@ -309,6 +310,7 @@ class _ReportBuilder:
 
     def _describe_subject(self, entry: Entry, record: Any) -> dict[str, Any]:
         """Return the four fields of an entry about a decision: of the run, or of the dataset."""
+        # An approval, an escalation, an event and an artifact name the run that they belong to.
         run = getattr(record, "run_entity", "") or entry.entity
         tally = self._tallies.get(run)
         if tally is not None:
@@ -322,6 +324,7 @@ class _ReportBuilder:
 
     def _add_version_entry(self, entry: Entry, header: Any, kind: str, details: dict[str, Any]) -> None:
         identity = {"id": f"{entry.entity}#{entry.version}/{kind}", "kind": kind}
+        # Entries about runs have described themselves already.
         if "without" not in details:
             details |= _describe_no_run()
         self.versioning.append({**identity, "at": _format_utc(header.at), **details})

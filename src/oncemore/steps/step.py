@@ -216,13 +216,14 @@ class StepCalls(Generic[P, R]):
         actor, is_workflow = "" if worker else context.actor, call.plan.is_workflow
         # fmt: off
         # All fields in their order: every attempt passes here, and names cost three times as much.
-        return make(AttemptTerms, (
+        terms = (
             worker, run_id, arguments, digest, seed, call.tenant, correlation_id, call.dataset,
             options.priority, options.retain_s, provider, actor, call.withheld, current_key(), is_workflow,
             "",  # the trace context, which `observers.begin_trace` adds
             options.pipeline,
-        ))
+        )
         # fmt: on
+        return make(AttemptTerms, terms)
 
     # Running ----------------------------------------------------------------------------------------
 

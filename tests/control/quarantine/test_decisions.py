@@ -9,7 +9,9 @@ import pytest
 
 import oncemore
 from oncemore import LeaseLost, StaleDecision, UsageError
+from oncemore.control import quarantine_items
 from oncemore.control.review import MAX_EXTRA_ATTEMPTS, is_held, list_choices, make_decision, record_decision
+from oncemore.governance.dataset_model import NO_LABEL
 from oncemore.log.record import ArtifactRecord, EventRecord, RunRecord
 from oncemore.outbox import EventMessage, OutboxRelay
 from oncemore.steps.call import PreparedCall
@@ -476,3 +478,15 @@ def test_what_can_be_decided_follows_from_what_is_held() -> None:
     assert not is_held(run._replace(pruned_at=1.0))
     assert not is_held(EventRecord(state="REJECTED"))
     assert not is_held(None)
+
+
+def test_an_item_without_an_error_says_why_it_has_no_class(engine: Engine) -> None:
+    Turns().step.run()
+    item = only(engine)
+    bare = quarantine_items._add_governance(engine, item._replace(kind="event", error={}), {})
+    assert (bare.error_classes, bare.without["error_classes"]) == ((), "no attempt has failed")
+    # A label that was missing when the item was quarantined stays missing.
+    unlabelled = quarantine_items._add_governance(
+        engine, item._replace(dataset="x"), {"care_label": NO_LABEL, "error_classes": ["ODD"]}
+    )
+    assert unlabelled.without == {"care_label": "the dataset is not registered"}

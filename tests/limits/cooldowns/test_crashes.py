@@ -110,7 +110,8 @@ def test_a_run_that_is_deferred_while_an_operator_cancels_it_is_cancelled() -> N
     while not (type(process.op) is ops.AppendChange and process.op.change.marks == ("DECISION",)):
         process.step()
     assert process.op.change.after.reason == "cooling_down"
-    simulation.start(operator_flow.cancel_run(plan, call, "because", "operator")).run()
+    decision = {"action": "cancel", "reason": "because", "actor": "operator"}
+    simulation.start(operator_flow.cancel_run(plan, call, "because", lambda head, now: decision)).run()
     assert isinstance(process.run().error, Cancelled)
     assert simulation.executions == 0
 

@@ -106,3 +106,42 @@ def bound_task(self): ...
 POLICY = urllib3.Retry(total=None, backoff_factor=1)  # finds OM101
 GOOGLE = google_retry.Retry(timeout=None)  # finds OM101
 REDIS = redis.retry.Retry(ExponentialBackoff(), -1)  # finds OM101
+
+
+def bare(url, lock):
+    while True:  # finds OM101
+        with lock:
+            try:
+                reply = requests.get(url, timeout=5)
+            except:
+                time.sleep(delay(url))
+                continue
+            return reply
+
+
+def http_timeout(url, lock):
+    with lock:
+        while True:  # finds OM101
+            try:
+                return requests.get(url, timeout=5)
+            except requests.Timeout:
+                time.sleep(delay(url))
+
+
+def provider(url):
+    while True:  # finds OM101
+        try:
+            return requests.get(url, timeout=5)
+        except StrangeFault:
+            print("again")
+
+
+def with_inner_parts(url):
+    while True:  # finds OM101
+        def name():
+            raise RuntimeError
+
+        try:
+            return requests.get(url, timeout=5)
+        except requests.RequestException:
+            time.sleep(delay(url))

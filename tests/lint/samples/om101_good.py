@@ -138,3 +138,102 @@ def repr_value(value):
         return value.shown()
     except Exception:
         return repr(value)
+
+
+def counted_elsewhere(open_it):
+    attempts = 0
+    while True:
+        try:
+            return open_it()
+        except StrangeFault:
+            attempts += 1
+            if attempts > 3:
+                raise
+
+
+def checked_outside(url, deadline):
+    while True:
+        if deadline.is_over():
+            raise TimeoutError
+        try:
+            return requests.get(url, timeout=5)
+        except requests.RequestException:
+            time.sleep(delay(url))
+
+
+def checked_inside(url, end):
+    while True:
+        try:
+            if time.monotonic() > end:
+                break
+            return requests.get(url, timeout=5)
+        except requests.RequestException:
+            time.sleep(delay(url))
+
+
+def ended_process(url, sys):
+    while True:
+        try:
+            return requests.get(url, timeout=5)
+        except requests.RequestException:
+            if url.is_gone():
+                sys.exit(1)
+            time.sleep(delay(url))
+
+
+def nested_try(url):
+    while True:
+        try:
+            try:
+                return requests.get(url, timeout=5)
+            except KeyError:
+                raise
+        except requests.RequestException as error:
+            print(error)
+            try:
+                url.report()
+                return None
+            except OSError:
+                return None
+
+
+def matched(message, url):
+    while True:
+        match message.read():
+            case "fetch":
+                try:
+                    print(requests.get(url, timeout=5))
+                except requests.RequestException as error:
+                    print(error)
+            case _:
+                return
+
+
+def wrapped(url):
+    try:
+        return requests.get(url, timeout=5)
+    except requests.ConnectionError:
+        return [wrapped(url)]
+
+
+def other_error(value):
+    try:
+        return value.shown()
+    except KeyError:
+        return other_error(value)
+
+
+def remembered(url, seen):
+    try:
+        return requests.get(url, timeout=5)
+    except requests.ConnectionError:
+        seen[url] = True
+        return remembered(url, seen)
+
+
+def woken(condition):
+    while True:
+        try:
+            return condition.take()
+        except TimeoutError:
+            print("still nothing")

@@ -3,6 +3,7 @@ import time
 
 import backoff
 import requests
+import retrying
 import tenacity
 import urllib3
 from celery import shared_task
@@ -71,3 +72,21 @@ def task(): ...
 FIRST = urllib3.Retry(total=3)  # finds OM102
 SECOND = Retry(3, backoff_factor=0)  # finds OM102
 REDIS = RedisRetry(NoBackoff(), 3)  # finds OM102
+
+
+@retrying.retry(stop_max_attempt_number=3)  # finds OM102
+def with_retrying(): ...
+
+
+@retrying.retry(stop_max_attempt_number=3, wait_fixed=2000)  # finds OM102
+def with_fixed_retrying(): ...
+
+
+def conditional(url):
+    for attempt in range(5):  # finds OM102
+        try:
+            reply = requests.get(url, timeout=5)
+            if reply.ok:
+                return reply
+        except requests.ConnectionError:
+            time.sleep(3)

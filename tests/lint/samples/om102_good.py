@@ -6,6 +6,8 @@ import requests
 import tenacity
 import urllib3
 from celery import shared_task
+from redis.backoff import NoBackoff
+from redis.retry import Retry as RedisRetry
 
 
 def growing(url):
@@ -80,3 +82,71 @@ def task(): ...
 
 FIRST = urllib3.Retry(total=3, backoff_factor=0.5)
 OFF = urllib3.Retry(0)
+REDIS = RedisRetry(NoBackoff(), 1)
+
+
+def held_by_event(url, event):
+    for attempt in range(5):
+        try:
+            return requests.get(url, timeout=5)
+        except requests.ConnectionError:
+            event.wait(5)
+
+
+def held_in_the_call(client):
+    for attempt in range(5):
+        try:
+            return client.fetch(wait_seconds=5)
+        except ConnectionError as error:
+            print(error)
+
+
+def wait_for_server(url):
+    for attempt in range(50):
+        try:
+            return requests.get(url, timeout=5)
+        except requests.ConnectionError:
+            time.sleep(0.1)
+
+
+def sleeps_first(url):
+    for attempt in range(50):
+        time.sleep(1)
+        try:
+            return requests.get(url, timeout=5)
+        except requests.ConnectionError as error:
+            print(error)
+
+
+def asks_until(url, deadline):
+    while time.monotonic() < deadline:
+        try:
+            return requests.get(url, timeout=5)
+        except requests.ConnectionError:
+            time.sleep(0.1)
+
+
+def interrupted(connection, errno):
+    while True:
+        try:
+            return connection.accept()
+        except OSError as error:
+            if error.errno != errno.EINTR:
+                raise
+            time.sleep(0.1)
+
+
+def stated_by_error(call):
+    for attempt in range(5):
+        try:
+            return call()
+        except ConnectionError as error:
+            time.sleep(error.seconds)
+
+
+def state_is_renewed(self):
+    for attempt in range(5):
+        try:
+            return self.get_remote().send()
+        except ConnectionError:
+            self.remote = None

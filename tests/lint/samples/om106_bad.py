@@ -36,3 +36,10 @@ def thread(job):
         return job.run()
     except ConnectionError:
         threading.Thread(target=thread, args=(job,)).start()  # finds OM106
+
+
+def submitted(pool, job):
+    try:
+        return job.run()
+    except ConnectionError:
+        pool.submit(submitted, pool, job)  # finds OM106

@@ -18,3 +18,11 @@ def compute_backoff(number):
 
 def run_console(text):
     return eval(text)
+
+
+@tenacity.retry
+def bare():
+    return run_console("1")
+
+
+VALUE = eval("1 + 1")

@@ -1,3 +1,4 @@
+import backoff
 import oncemore
 
 
@@ -21,3 +22,8 @@ def inner(url): ...
 @oncemore.step(effect="pure", attempts=3)
 def outer(url):
     return inner(url)
+
+
+@backoff.on_exception(backoff.expo, OSError, max_tries=3)
+@backoff.on_exception(backoff.expo, ConflictError, max_tries=3)
+def stacked(): ...

@@ -52,7 +52,7 @@ from typing import TYPE_CHECKING
 from oncemore.lint.edits import add_keyword, import_names, replace_node
 from oncemore.lint.facts import FUNCTIONS, enclosing_function
 from oncemore.lint.model import LintRule, RuleMatch
-from oncemore.lint.names import last_part
+from oncemore.lint.names import dotted_text, last_part
 from oncemore.lint.provider_calls import is_network_exception
 from oncemore.lint.retry_loops import find_retry_loops, is_harmless
 from oncemore.lint.retry_settings import find_retry_settings, is_none
@@ -61,7 +61,7 @@ from oncemore.lint.statements import assigned_names, handler_types, list_calls, 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oncemore.lint.facts import CallSite, ModuleFacts, Place
+    from oncemore.lint.facts import ModuleFacts, Place, PlacedCall
     from oncemore.lint.model import SourceEdit
     from oncemore.lint.retry_settings import RetrySetting
 
@@ -97,23 +97,23 @@ def add_setting(facts: ModuleFacts, setting: RetrySetting, keyword: str) -> tupl
     imports: list[SourceEdit] = []
     if "{module}" in keyword:
         # With `import tenacity` the name is written with its module; else it is imported beside the others.
-        prefix = ""
+        module, _, beside = setting.library.rpartition(".")
         func = setting.node.func if isinstance(setting.node, ast.Call) else setting.node
-        if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name):
-            prefix = f"{func.value.id}."
+        prefix = ""
+        if module != "tenacity":
+            # Submodules do not have all names.
+            return ()
+        if isinstance(func, ast.Attribute):
+            prefix = f"{dotted_text(func.value)}."
         else:
             needed = keyword.partition("{module}")[2].partition("(")[0]
-            beside = setting.library.rpartition(".")[2]
-            found = import_names(facts, setting.library.rpartition(".")[0], beside, [needed])
-            if found is None:
-                return ()
-            imports = found
+            imports = import_names(facts, module, beside, needed)
         keyword = keyword.format(module=prefix)
     edit = add_keyword(facts, setting.node, keyword)
     return (edit, *imports) if edit is not None else ()
 
 
-def _repeats_itself(facts: ModuleFacts, site: CallSite) -> bool:
+def _repeats_itself(facts: ModuleFacts, site: PlacedCall) -> bool:
     """Return whether a handler unconditionally calls the function it is in, with the same arguments."""
     function = enclosing_function(site.place)
     handler = site.place.node if site.place else None

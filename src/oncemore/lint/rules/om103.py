@@ -56,7 +56,7 @@ from oncemore.lint.statements import handler_types
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oncemore.lint.facts import CallSite, ModuleFacts
+    from oncemore.lint.facts import ModuleFacts, PlacedCall
     from oncemore.lint.retry_settings import RetrySetting
 
 #: Failures after which the request was certainly not applied.
@@ -104,7 +104,7 @@ def _is_active(setting: RetrySetting) -> bool:
     return literal_number(attempts) != 1
 
 
-def _is_inside(site: CallSite, bodies: set[int]) -> bool:
+def _is_inside(site: PlacedCall, bodies: set[int]) -> bool:
     for place in walk_places(site.place):
         if id(place.node) in bodies and place.part in ("", "body"):
             return True

@@ -62,7 +62,7 @@ from oncemore.lint.statements import loaded_names, walk_nodes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oncemore.lint.facts import CallSite, ModuleFacts
+    from oncemore.lint.facts import ModuleFacts, PlacedCall
     from oncemore.lint.retry_loops import RetryLoop
 
 _SIZE = re.compile(
@@ -94,7 +94,7 @@ def _find_growth(loop: RetryLoop) -> Iterator[RuleMatch]:
                 yield RuleMatch(node, "the size of this pool grows with the attempts: keep it fixed")
 
 
-def _starts_itself(site: CallSite) -> bool:
+def _starts_itself(site: PlacedCall) -> bool:
     """Return whether a handler starts its own function as a further task or thread."""
     function = enclosing_function(site.place)
     place = site.place
