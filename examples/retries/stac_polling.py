@@ -49,7 +49,9 @@ def play(folder: Path) -> dict[str, Any]:
         run = poll.run(server.url, "2026-10-01")
         for proof in run.proofs:
             print(proof["sentence"])
-        print(f"attempt {len(run.attempts)}: {run.value} items, {len(server.requests)} requests at the server")
+        print(
+            f"attempt {len(run.attempts)}: {run.value} items, {len(server.requests)} requests at the server"
+        )
         (history,) = read_histories(engine.store, HistoryFilter(names=(run.key,)))
         record = build_compliance_record(history, "v10.3.1")
         return {name: record[name] for name in FIELDS}

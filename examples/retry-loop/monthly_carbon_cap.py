@@ -88,7 +88,9 @@ def carbon_of(run: oncemore.Run[Any] | None) -> float:
     """Return the carbon of a run in kg."""
     assert run is not None
     figures = [record["telemetry_snapshot"]["carbon_kgCO2e"] for record in run.records()]
-    return sum(kg or 0.0 for kg, record in zip(figures, run.records(), strict=True) if record["kind"] == "COMMIT")
+    return sum(
+        kg or 0.0 for kg, record in zip(figures, run.records(), strict=True) if record["kind"] == "COMMIT"
+    )
 
 
 def main() -> Month:
