@@ -54,7 +54,8 @@ def play(folder: Path) -> Month:
         oncemore.open(folder / "log.db", signals={"grid_intensity": GRID}) as engine,
     ):
         days = []
-        for _ in range(DAYS):
+        for number in range(DAYS):
+            clock.advance(DAY_S if number else 0)
             day = f"{datetime.fromtimestamp(engine.now(), UTC):%Y-%m-%d}"
             days.append(day)
             run = report.run(day)
@@ -63,14 +64,13 @@ def play(folder: Path) -> Month:
             if not levels or levels[-1] != level:
                 print(f"{day}  {level}")
                 levels.append(level)
-            clock.advance(DAY_S)
         october = sum(carbon_of(report.last_run(day)) for day in days)
         print(f"October: {october:.2f} kg of at most 2 kg")
         # One more attempt than the cap allows is a person's decision, with a name and a reason.
         engine.approvals.approve(run, reason="the auditors wait for it", by="head of reporting")
         print(f"approved: {days[-1]} is {report.run(days[-1]).status}")
         approved = carbon_of(report.last_run(days[-1]))
-        clock.advance(max(0.0, datetime(2026, 11, 1, 0, 1, tzinfo=UTC).timestamp() - engine.now()))
+        clock.advance(datetime(2026, 11, 1, 9, tzinfo=UTC).timestamp() - engine.now())
         reports = {day: report.run(day) for day in days}
         print(f"November: {sum(run.status == 'COMPLETE' for run in reports.values())} of {DAYS} reports done")
         return Month(october, approved, reports, {day: nowcast.last_run(day) for day in days}, levels)  # type: ignore[misc]
