@@ -40,9 +40,12 @@ def play(folder: Path) -> oncemore.Run[Any]:
             raise oncemore.TransientError("the radar does not answer")
         return f"nowcast of {tile}"
 
-    with FakeClock(start=SIX_PM) as clock, oncemore.open(folder / "log.db", signals=SIGNALS) as engine:
-        with oncemore.context(deadline=engine.now() + SLO_S):
-            return nowcast.run("tile-7")
+    with (
+        FakeClock(start=SIX_PM) as clock,
+        oncemore.open(folder / "log.db", signals=SIGNALS) as engine,
+        oncemore.context(deadline=engine.now() + SLO_S),
+    ):
+        return nowcast.run("tile-7")
 
 
 def describe(run: oncemore.Run[Any]) -> list[str]:

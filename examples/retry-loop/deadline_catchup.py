@@ -1,8 +1,8 @@
 """Deadline catch-up: a report that lost hours to an outage is still done before its deadline.
 
-The report was submitted at midnight and is due at 06:00. Its worker was down until 05:45, and the warehouse
-does not answer before 05:55; the report then takes two minutes. The same night is played twice: with the deadline bias of the policy, and
-without it.
+The report was submitted at midnight and is due at 06:00. Its worker was down until 05:45. The warehouse does
+not answer before 05:55; the report then takes two minutes. The same night is played twice: with the deadline
+bias of the policy, and without it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Thrash control: a signal swings around its threshold, and newer inputs replace failing ones.
 
-The grid intensity crosses 500 g/kWh ten times within an hour. Every five minutes a new tile arrives; a preview
-of each is made under `nowcast-previews.yaml` (slow at 500, back at 250, at least 15 minutes between changes).
+The grid intensity crosses 500 g/kWh ten times within an hour. Every five minutes a new tile arrives; a
+preview of each is made under `nowcast-previews.yaml` (slow at 500, back at 250, at least 15 minutes between changes).
 The radar of the first tiles is down: a tile that a newer one has replaced is withdrawn, not retried.
 """
 
@@ -11,6 +11,7 @@ import json
 import logging
 import tempfile
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,8 +74,8 @@ def play(folder: Path) -> Hour:
             preview.run(tile)
             clock.advance(STEP_S)
         runs = [preview.last_run(tile) for tile in range(TICKS)]
-        decisions = [f"{one.sentence}" for one in list_decisions(engine, "nowcast-previews")]
-        crossings = sum((a < 500) != (b < 500) for a, b in zip(SWINGS, SWINGS[1:], strict=False))
+        decisions = [one.sentence for one in list_decisions(engine, "nowcast-previews")]
+        crossings = sum((a < 500) != (b < 500) for a, b in pairwise(SWINGS))
         return Hour(crossings, decisions, [run for run in runs if run is not None], calls)
 
 

@@ -63,13 +63,17 @@ def test_a_story_that_did_not_come_out_says_so(days: Days) -> None:
 
 
 def test_the_command_fails_if_the_story_does_not_hold(monkeypatch: pytest.MonkeyPatch, days: Days) -> None:
-    monkeypatch.setattr(story, "play_day", lambda folder, signals, kind: days[kind == "aware"]._replace(reports=[]))
+    monkeypatch.setattr(
+        story, "play_day", lambda folder, signals, kind: days[kind == "aware"]._replace(reports=[])
+    )
     out = io.StringIO()
     assert story.main(out, plain=True) == 1
     assert "a report is missing" in out.getvalue()
 
 
-def test_the_command_tells_the_same_story_every_time_on_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_tells_the_same_story_every_time_on_80_columns(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     texts = []
     for _ in range(2):
         assert cli.run_command(["demo", "kfm-loop", "--plain"]) == 0

@@ -103,7 +103,9 @@ def test_a_nowcast_on_a_dirty_grid_is_clamped_and_meets_its_limit(program: Any, 
         assert (tuned["carbon"], tuned["price"], tuned["stretch"]) == (1.0, 1.0, 1.25)
         assert proof["delay_s"] == pytest.approx(proof["terms"]["jittered_s"] * 1.25)
     # The carbon of the failed attempts is recorded beside that of the last one.
-    failed = [record for record in records if record["kind"] == "TRANSITION" and record["state"] == "SOFT_FAIL"]
+    failed = [
+        record for record in records if record["kind"] == "TRANSITION" and record["state"] == "SOFT_FAIL"
+    ]
     carbon = [record["telemetry_snapshot"]["carbon_kgCO2e"] for record in failed]
     assert carbon == pytest.approx([0.0124, 0.0124], abs=0.0002)
 

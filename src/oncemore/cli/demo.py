@@ -45,7 +45,9 @@ DEMO_OPTIONS = {
 @value_option("--seed", "TEXT", "Repeat a demo: the same orders get the same faults.")
 @flag_option("--keep", "Keep the folder with the program, its log and its table.")
 @flag_option("--plain", "Print plain lines, as into a file.")
-@value_option("--scenario", "NAME", "Run this reference scenario, or all.", shell_complete=params.complete_scenarios)
+@value_option(
+    "--scenario", "NAME", "Run this reference scenario, or all.", shell_complete=params.complete_scenarios
+)
 @flag_option("--list", "List the scenarios and run none.")
 @flag_option("--real-time real_time", "Wait for real: ten minutes instead of seconds.")
 @flag_option("--careless", "Run without keys and transactions, to compare.")

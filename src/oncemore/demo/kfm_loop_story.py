@@ -122,8 +122,7 @@ def play_day(folder: Path, signals: Mapping[str, Any], kind: str) -> PlayedDay:
                 nowcasts[hour] = clock.monotonic() - began
             # One report at a time: what the matrix pauses is asked for again at the next tick.
             elif hour >= ORDER_HOUR and len(reports) < REPORTS:
-                if report.run(len(reports)).status == "COMPLETE":
-                    reports.append(hour)
+                reports += [hour] if report.run(len(reports)).status == "COMPLETE" else []
         storm = nowcast.last_run(STORM_HOUR)
         assert storm is not None
         runs = [nowcast.last_run(hour) for hour in nowcasts] + [report.last_run(n) for n in range(REPORTS)]
@@ -239,8 +238,8 @@ def main(out: TextIO, *, plain: bool = False) -> int:
         count = blind.decisions + aware.decisions
         terminal.write_paragraph(
             "; ".join(faults)
-            or f"The same work, the same energy, every nowcast in time. All {count} decisions about "
-            "retries, computed again from the log, come out the same.",
+            or f"The same work, the same energy, every nowcast in time. All {count} decisions about retries, "
+            "computed again from the log, come out the same.",
             "red" if faults else "green",
         )
         terminal.write_line("Next: oncemore demo kfm-loop --list, docs/reference/kfm.md", "dim")

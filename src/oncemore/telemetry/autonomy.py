@@ -63,7 +63,7 @@ class AutonomyPass(NamedTuple):
     plan: StepPlan
     seen: LoadedHead
     inner: Any = None
-    approval: Mapping[str, int] = {}  # noqa: RUF012 - never changed in place
+    approval: Mapping[str, int] = {}
 
     def build_claim(
         self, head: LoadedHead, change: RecordChange, now: float, guards: Mapping[str, int], *, late: bool
