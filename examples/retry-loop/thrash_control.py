@@ -1,8 +1,8 @@
 """Thrash control: a signal swings around its threshold, and newer inputs replace failing ones.
 
-The grid intensity crosses 500 g/kWh ten times within an hour. Every five minutes a new tile arrives; a
-preview of each is made under `nowcast-previews.yaml` (slow at 500, back at 250, at least 15 minutes between changes).
-The radar of the first tiles is down: a tile that a newer one has replaced is withdrawn, not retried.
+The grid intensity crosses 500 g/kWh ten times within an hour. Every five minutes a new tile arrives, and a
+preview of it is made under `nowcast-previews.yaml`: slow at 500, back at 250, at least 15 minutes between two
+changes. The radar of the first tiles is down: a tile that a newer one has replaced is withdrawn, not retried.
 """
 
 from __future__ import annotations

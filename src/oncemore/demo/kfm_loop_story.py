@@ -128,9 +128,14 @@ def play_day(folder: Path, signals: Mapping[str, Any], kind: str) -> PlayedDay:
         runs = [nowcast.last_run(hour) for hour in nowcasts] + [report.last_run(n) for n in range(REPORTS)]
         replays = [replay_run(engine.store, f"run/{run.key}") for run in runs if run]
         return PlayedDay(
-            nowcasts, storm, reports, report_carbon(engine, None, None, None), _find_pause(engine, kind),
-            sum(one.decisions for one in replays), sum(len(one.differences) for one in replays),
-        )  # fmt: skip
+            nowcasts=nowcasts,
+            storm=storm,
+            reports=reports,
+            carbon=report_carbon(engine, None, None, None),
+            pause=_find_pause(engine, kind),
+            decisions=sum(one.decisions for one in replays),
+            differences=sum(len(one.differences) for one in replays),
+        )
 
 
 def _find_pause(engine: oncemore.Engine, kind: str) -> str:
