@@ -7,7 +7,6 @@ reads all heads (a million in about a second), sorting nothing but their ids.
 
 from __future__ import annotations
 
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from oncemore._values import make
@@ -64,16 +63,10 @@ def row_to_head(row: tuple[Any, ...]) -> Head:
 def row_to_entry(row: tuple[Any, ...]) -> Entry:
     """Return the entry in a row of `SELECT_ENTRIES`."""
     body = row[6]
-    # The row has the fields of `Entry` in their order. `make` costs a third of keywords, and a scan of the
-    # whole log passes here once per entry: 1.5 µs instead of 5.
-    if body is None:
+    # The digest is stored only once the body is pruned. The row has the fields of `Entry` in their order:
+    # `make` costs a third of keywords, and a scan of the whole log passes here once per entry.
+    if body is None or (row[7] is None and type(body) is bytes):
         return make(Entry, row)
-    # The digest is stored only once the body is pruned.
-    if row[7] is None:
-        try:
-            return make(Entry, (*row[:7], sha256(body).digest()))
-        except TypeError:
-            pass
     raise StoreError(f"entry {row[0]} ({row[1]}) was altered: its body is not made of bytes, or has a digest")
 
 
@@ -91,11 +84,15 @@ def read_head_rows(query: HeadQuery, read: Read) -> list[tuple[Any, ...]]:
     top = last_seq if query.before_seq is None else min(last_seq, query.before_seq - 1)
     bottom = max(query.after_seq, top - RECENT_ENTRIES)
     # CROSS JOIN fixes the order of the loops: SQLite may otherwise start with the heads and sort them all.
+    # A window that the limit cannot cut is read forwards, which SQLite does a fifth faster.
+    is_whole = top - bottom <= query.limit
     sql = (
         f"SELECT {_COLUMNS}, {body} FROM log CROSS JOIN head ON head.entity=log.entity AND head.seq=log.seq "  # noqa: S608
-        f"WHERE log.seq>? AND log.seq<=? AND {where} ORDER BY log.seq DESC LIMIT ?"
+        f"WHERE log.seq>? AND log.seq<=? AND {where} ORDER BY log.seq {'' if is_whole else 'DESC'} LIMIT ?"
     )
     rows = read(sql, (bottom, top, *values, query.limit))
+    if is_whole:
+        rows.reverse()
     if len(rows) == query.limit or bottom == query.after_seq:
         return rows
     sql = (
@@ -107,7 +104,7 @@ def read_head_rows(query: HeadQuery, read: Read) -> list[tuple[Any, ...]]:
 
 def _build_where(query: HeadQuery) -> tuple[str, list[Any]]:
     conditions: list[tuple[str, Any]] = [
-        ("kind=?", query.kind),
+        ("kind=?", query.kind or None),
         *((f"{column}=?", getattr(query, column)) for column in ("state", "step", "worker", "dataset")),
         # IS NOT NULL is the condition of the partial index, so that only due heads are read.
         ("due IS NOT NULL AND due<=?", query.due_by),
@@ -121,4 +118,4 @@ def _build_where(query: HeadQuery) -> tuple[str, list[Any]]:
         (f"instr({_BODY}, ?)", query.body_contains or None),
     ]
     used = [(text, value) for text, value in conditions if value is not None]
-    return " AND ".join(text for text, _ in used), [value for _, value in used]
+    return " AND ".join(text for text, _ in used) or "true", [value for _, value in used]
