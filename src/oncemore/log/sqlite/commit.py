@@ -59,10 +59,10 @@ INSERT INTO log SELECT NULL, entity, version + 1, seq, ?, ?, ?, NULL FROM head W
 UPDATE head SET version=version+1, hash=?, head=?, kind=?, state=?, due=?, step=?, worker=?, dataset=?,
     seq=last_insert_rowid() WHERE entity=? AND version=?
 """
-# The same under one guard or two, each given as entity and version (or NULL). A statement that queries the table that it
-# writes makes SQLite build a temporary table, the most expensive part by far. So the statement on the log
-# checks the guard; where the head was inserted first, a guard that fails makes the entity of the log row
-# NULL, and the NOT NULL constraint rejects it.
+# The same under one guard or two, each given as entity and version (or NULL). A statement that queries the
+# table that it writes makes SQLite build a temporary table, the most expensive part by far. So the statement
+# on the log checks the guards; where the head was inserted first, a guard that fails makes the entity of the
+# log row NULL, and the NOT NULL constraint rejects it.
 _GUARD = "(SELECT version FROM head WHERE entity=?) IS ?"
 _TWO_GUARDS = f"{_GUARD} AND {_GUARD}"
 _FIRST_GUARDED = f"""
