@@ -1,7 +1,7 @@
 """Check the files of a release: their contents, that they can be built again, and every extra.
 
     python -m tools.package_check contents       list and check the wheel and the source archive in dist/
-    python -m tools.package_check reproducible   build the last commit twice, in two places, and compare the bytes
+    python -m tools.package_check reproducible   build the last commit twice and compare the bytes
     python -m tools.package_check extras [NAME]  try each extra from the wheel, in an empty environment
 
 An extra is tried twice with the same statement: without its packages the statement must raise `MissingExtra`
@@ -31,7 +31,7 @@ DIST = ROOT / "dist"
 UNWANTED = {
     r"(^|/)(tests|bench|examples|tools|docs|\.github)/": "only for development",
     r"(^|/)(\.venv|\.git|__pycache__|\.mypy_cache|build|dist)/|\.pyc$": "made on one machine",
-    r"(^|/)(\.env|\.netrc|\.pypirc|id_\w+|[^/]*\.(pem|key|p12|db))$": "may be a secret or the data of one machine",
+    r"(^|/)(\.env|\.netrc|\.pypirc|id_\w+|[^/]*\.(pem|key|p12|db))$": "may be a secret or private data",
 }
 #: The folders for development that the source archive has on purpose: a packager runs the tests from it.
 IN_SDIST = ("tests/", "docs/")
@@ -79,14 +79,15 @@ def find_faults(file: str, names: list[str], wanted: set[str]) -> list[PackageFa
             continue
         # Inside of the package itself a folder may have such a name: src/oncemore/lint/…
         shown = re.sub(r"^(src/)?oncemore/", "", name)
-        faults += [PackageFault(file, name, why) for pattern, why in UNWANTED.items() if re.search(pattern, shown)]
+        faults += [
+            PackageFault(file, name, why) for pattern, why in UNWANTED.items() if re.search(pattern, shown)
+        ]
     return faults
 
 
 def list_package_files() -> set[str]:
     """Return the files of the package that git tracks: code, schemas, policies, templates and py.typed."""
-    command = ["git", "ls-files", "-z", "src/oncemore"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = _run("git", "ls-files", "-z", "src/oncemore").stdout
     return {name.removeprefix("src/") for name in listed.split("\0") if name}
 
 
@@ -105,7 +106,9 @@ def check_contents(folder: Path = DIST) -> list[PackageFault]:
         for name in names:
             kind = Path(name).suffix or Path(name).name
             kinds[kind] = kinds.get(kind, 0) + 1
-        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items(), key=lambda one: -one[1]))
+        counts = ", ".join(
+            f"{count} {kind}" for kind, count in sorted(kinds.items(), key=lambda one: -one[1])
+        )
         print(f"{file.name}: {len(names)} files, {file.stat().st_size // 1024} KiB: {counts}")
     return [
         *find_faults(wheel.name, in_wheel, package),
@@ -117,12 +120,13 @@ def build_commit(folder: Path, umask: int) -> dict[str, str]:
     """Build the last commit in a new clone, and return the digest of each file that was made."""
     clone, target = folder / "oncemore", folder / "dist"
     _run("git", "clone", "--quiet", str(ROOT), str(clone))
-    moment = subprocess.run(
-        ["git", "log", "-1", "--format=%ct"], cwd=clone, capture_output=True, text=True, check=True
-    ).stdout.strip()
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(target), "."]
-    surroundings = os.environ | {"SOURCE_DATE_EPOCH": moment}
-    subprocess.run(command, cwd=clone, env=surroundings, check=True, umask=umask, stdout=subprocess.DEVNULL)
+    # The same moment as in `make build`, so that its files have these digests too.
+    os.environ["SOURCE_DATE_EPOCH"] = _run("git", "log", "-1", "--format=%ct", cwd=clone).stdout.strip()
+    before = os.umask(umask)
+    try:
+        _run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(target), ".", cwd=clone)
+    finally:
+        os.umask(before)
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(target.iterdir())}
 
 
@@ -131,12 +135,10 @@ def check_reproducible() -> bool:
     with TemporaryDirectory() as first, TemporaryDirectory() as second:
         one = build_commit(Path(first), 0o022)
         os.environ["TZ"] = "Pacific/Auckland"
-        time.tzset()
         other = build_commit(Path(second), 0o077)
     for name in one:
         print(f"{name}  sha256:{one[name]}  {'same bytes' if one[name] == other.get(name) else 'DIFFERENT'}")
-    changed = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True)
-    if changed.stdout:
+    if _run("git", "status", "--porcelain").stdout:
         print("The working folder has changes that are not committed; they were not built.")
     return one == other and len(one) == 2
 

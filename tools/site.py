@@ -23,8 +23,21 @@ from tools import api_pages, site_pages
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "build" / "pages"
 TARGET = ROOT / "build" / "site"
-#: The attributes whose address a browser loads when it shows the page; of `link` see `_is_loaded`.
-LOADED = {"audio", "embed", "iframe", "image", "img", "input", "object", "script", "source", "track", "use", "video"}
+#: The elements whose address a browser loads when it shows the page; of `link` all but those in NAMES.
+LOADED = {
+    "audio",
+    "embed",
+    "iframe",
+    "image",
+    "img",
+    "input",
+    "object",
+    "script",
+    "source",
+    "track",
+    "use",
+    "video",
+}
 ADDRESSES = ("src", "srcset", "data", "poster", "href", "xlink:href")
 #: Kinds of `link` that only name another page.
 NAMES = {"author", "canonical", "copyright", "help", "index", "license", "next", "prev", "search", "top"}
@@ -82,19 +95,17 @@ class SiteFault(NamedTuple):
 
 def find_faults(site: Path) -> list[SiteFault]:
     """Return the broken links of a built site, and the addresses of other hosts that a browser would load."""
-    parsed = {path: _parse(path) for path in sorted(site.rglob("*.html"))}
-    faults = []
-    for path, page in parsed.items():
-        name = path.relative_to(site).as_posix()
-        faults += [SiteFault(name, one, problem) for one in page.loaded if (problem := check_load(one, path, site))]
-        for address in page.linked:
-            if problem := _check_link(address, path, site, parsed):
-                faults.append(SiteFault(name, address, problem))
-    for path in sorted([*site.rglob("*.css"), *site.rglob("*.svg")]):
-        name = path.relative_to(site).as_posix()
-        addresses = _read_style(path.read_text(encoding="utf-8"))
-        faults += [SiteFault(name, one, problem) for one in addresses if (problem := check_load(one, path, site))]
-    return faults
+    site = site.resolve()
+    pages = {path: _parse(path) for path in sorted(site.rglob("*.html"))}
+    styles = sorted([*site.rglob("*.css"), *site.rglob("*.svg")])
+    loaded = [(path, address) for path, page in pages.items() for address in page.loaded]
+    loaded += [
+        (path, address) for path in styles for address in _read_style(path.read_text(encoding="utf-8"))
+    ]
+    linked = [(path, address) for path, page in pages.items() for address in page.linked]
+    found = [(path, address, check_load(address, path, site)) for path, address in loaded]
+    found += [(path, address, check_link(address, path, site, pages)) for path, address in linked]
+    return [SiteFault(path.relative_to(site).as_posix(), *rest) for path, *rest in found if rest[1]]
 
 
 def _parse(path: Path) -> PageParser:
@@ -118,10 +129,10 @@ def _find_file(link: str, path: Path, site: Path) -> Path | None:
     """Return the file that a relative address leads to; None if there is none below the site."""
     target = (path.parent / unquote(link)).resolve() if link else path
     target = target / "index.html" if target.is_dir() else target
-    return target if target.is_file() and target.is_relative_to(site.resolve()) else None
+    return target if target.is_file() and target.is_relative_to(site) else None
 
 
-def _check_link(address: str, path: Path, site: Path, parsed: dict[Path, PageParser]) -> str:
+def check_link(address: str, path: Path, site: Path, pages: dict[Path, PageParser]) -> str:
     """Return what is wrong with a link; "" for links to other hosts, which the reader follows or not."""
     parts = urlsplit(address)
     if parts.scheme or parts.netloc:
@@ -129,7 +140,7 @@ def _check_link(address: str, path: Path, site: Path, parsed: dict[Path, PagePar
     target = _find_file(parts.path, path, site)
     if target is None:
         return "the page does not exist"
-    page = parsed.get(target) or parsed.get(path.parent.joinpath(target))
+    page = pages.get(target)
     anchor = unquote(parts.fragment)
     return "the page has no such anchor" if page and anchor and anchor not in page.anchors else ""
 

@@ -8,7 +8,6 @@ the site must not depend on another host.
 
 from __future__ import annotations
 
-import os
 import posixpath
 import re
 from pathlib import Path
@@ -167,5 +166,5 @@ def write_pages(pages: dict[str, str], target: Path) -> None:
     """Write pages below a folder."""
     for place, text in pages.items():
         path = target / place
-        os.makedirs(path.parent, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
