@@ -9,7 +9,7 @@ RELEASE := .venv-release
 DOCS := .venv-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench torture engines requirements docs build reproducible package-check sbom supply-chain advisories release-check lock clean
+.PHONY: help demo test check bench torture engines requirements browser docs build reproducible package-check sbom supply-chain advisories release-check lock clean
 
 help:
 	@echo "make demo          see it work: a pipeline is killed and finishes, others count (half a minute)"
@@ -19,6 +19,7 @@ help:
 	@echo "make torture       long property campaigns"
 	@echo "make engines       steps inside Celery, Dramatiq, Dask, Ray, Prefect, Dagster (installs them apart)"
 	@echo "make requirements  which requirements the last test run showed"
+	@echo "make browser       install Debian's chromium, with which the dashboard is tested"
 	@echo "make docs          the site of the documentation, in build/site/"
 	@echo "make build         the wheel and the source archive, in dist/"
 	@echo "make reproducible  build the last commit twice and compare the bytes"
@@ -58,7 +59,17 @@ $(BIN)/python:
 demo: $(VENV)/.demo
 	@$(BIN)/oncemore demo $(if $(CARELESS),--careless)
 
-test: $(VENV)/.dev
+# The tests of the dashboard look at it in a real browser. Where it cannot be installed they are skipped, and
+# say so, so that this never fails.
+browser:
+	@command -v chromium chromium-browser google-chrome >/dev/null 2>&1 || \
+	if command -v apt-get >/dev/null 2>&1 && { [ "$$(id -u)" = 0 ] || sudo -n true 2>/dev/null; }; then \
+	  as=; [ "$$(id -u)" = 0 ] || as=sudo; echo "installing chromium for the tests of the dashboard"; \
+	  $$as apt-get update -qq >/dev/null 2>&1; \
+	  $$as apt-get install -y -qq chromium >/dev/null 2>&1 || echo "chromium could not be installed"; \
+	else echo "no chromium: the tests of the dashboard in a browser are skipped (apt install chromium)"; fi
+
+test: $(VENV)/.dev browser
 	@$(BIN)/python tools/run_tests.py
 
 check: $(VENV)/.dev

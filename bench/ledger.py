@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from oncemore.steps.engine import Engine
 
-READ, CHAINS, LEDGER = "read the entries", "oncemore verify", "oncemore ledger verify"
+READ, CHAINS, LEDGER = "read the entries", "oncemore store verify", "oncemore ledger verify"
 STEP, SIGNED = "durable step", "durable step, a checkpoint every second"
 SIZES = {True: 1_000, False: 50_000}
 

@@ -49,6 +49,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("queries", "simulate", "testing"),
     ("profiles", "stepfunctions"),
     ("programs",),
+    ("dashboard",),
     ("cli", "demo"),
     ("__main__",),
 )
@@ -83,6 +84,7 @@ UPWARD: dict[tuple[str, str], str] = {
 #: Files that compute: values in, values out. They may import only each other; every layer may import them.
 PURE_FILES = {
     *("oncemore._redact", "oncemore._values"),
+    "oncemore.dashboard.request_rules",
     *("oncemore.governance.checkpoint_record", "oncemore.governance.merkle"),
     *(f"oncemore.policy.{name}" for name in ("backoff", "canonical_json", "closing", "decide", "model")),
     *(

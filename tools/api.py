@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 DOORS = (
     "oncemore",
     "oncemore.backoff",
+    "oncemore.dashboard",
     "oncemore.http",
     "oncemore.inbox",
     "oncemore.jitter",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import textwrap
 from typing import TYPE_CHECKING
 
 from tools import api
@@ -61,17 +62,17 @@ def make_entry(name: str, value: object) -> str:
     lines = list(api.lines_of_name(name, value))
     own = [line for line in lines if not line.startswith(f"{name}.")]
     short = name.rpartition(".")[2]
-    parts = [f"## {short}", *_describe_origin(name, own), _read_docstring(value)]
+    # The constructor is explained by the docstring of its class, and stands before it.
+    making = [line for line in lines if line.startswith(f"{name}.__init__(")]
+    parts = [f"## {short}", *_describe_origin(name, own + making), _read_docstring(value)]
     for line in lines:
-        if line in own:
+        if line in own + making:
             continue
         # A line begins with the dotted name of the member, up to its signature or its colon.
         member = re.match(r"[\w.]+", line.removeprefix(f"{name}."))
         assert member is not None, line
-        described = inspect.getattr_static(value, member[0])
-        # The constructor is explained by the docstring of its class.
-        text = "" if member[0] == "__init__" else _read_docstring(described)
-        parts += [f"### {short}.{member[0]}", _make_code([line]), text]
+        text = _read_docstring(inspect.getattr_static(value, member[0]))
+        parts += [f"### {short}.{member[0]}", _make_code(line), text]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -80,17 +81,22 @@ def _describe_origin(name: str, lines: list[str]) -> list[str]:
     parts = []
     for line in lines:
         if line.startswith(f"{name}: class("):
-            bases = line.removeprefix(f"{name}: class(").removesuffix(")")
+            named = line.removeprefix(f"{name}: class(").removesuffix(")").split(", ")
+            bases = ", ".join(base for base in named if not base.startswith("_"))
             parts.append("Class" + (f", derived from `{bases}`" if bases else "") + ".")
         elif line.startswith(f"{name}: made by "):
             parts.append(f"Made by {line.removeprefix(f'{name}: made by ')}; it is not constructed by users.")
         else:
-            parts.append(_make_code([line]))
+            parts.append(_make_code(line))
     return parts
 
 
-def _make_code(lines: list[str]) -> str:
-    return "\n".join(["```python", *lines, "```"])
+def _make_code(line: str) -> str:
+    """Return a line of the interface as a block of code, broken where a reader would have to scroll."""
+    wrapped = textwrap.wrap(
+        line, 88, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(["```python", *wrapped, "```"])
 
 
 def _read_docstring(value: object) -> str:

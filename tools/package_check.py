@@ -53,6 +53,7 @@ STATEMENTS = {
     "try: verify_bundle(b'', b'', SigstoreTrust(Path('absent.json'), ()), 'bundle')\n"
     "except UsageError as error:\n    if type(error) is not UsageError: raise",
     "object-store": "from oncemore.artifacts.object_store import _import_obstore; _import_obstore()",
+    "web": "import oncemore, oncemore.dashboard; oncemore.dashboard.create_app(oncemore.open('memory:'))",
     "migrate": "from oncemore.migrate.files import migrate_paths; migrate_paths('tenacity', ['.'])",
     "supply-chain": "from oncemore.supply_chain.advisories import VersionRange, _is_within; "
     "_is_within('1.0', VersionRange('0', '2.0'))",

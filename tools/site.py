@@ -156,6 +156,8 @@ def main() -> int:
     code = subprocess.run([*command, *config, str(SOURCE), str(TARGET)], cwd=ROOT, check=False).returncode
     if code:
         return code
+    # Sphinx copies the pictures of Markdown links only, and a table has some as HTML.
+    shutil.copytree(SOURCE / "pictures", TARGET / "pictures")
     faults = find_faults(TARGET)
     print(*faults, sep="\n", end="\n" if faults else "")
     pages = sum(1 for _ in TARGET.rglob("*.html"))

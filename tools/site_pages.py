@@ -28,9 +28,10 @@ PLACES = {
 NOT_PAGES = ("docs/theme/",)
 #: The language of a shown file, for its colours.
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".toml": "toml", ".sh": "sh"}
-#: A fenced block or a code span, which may show a link without being one; or the target of a link.
+#: A fenced block or a code span, which may show a link without being one; or the target of a link or picture.
 LINK = re.compile(
-    r"(?ms)^(?P<indent> *)```.*?^(?P=indent)```[ \t]*$|`[^`\n]*`|(?<=\]\()(?P<target>[^)\s]+)(?=[)\s])"
+    r"(?ms)^(?P<indent> *)```.*?^(?P=indent)```[ \t]*$|`[^`\n]*`|"
+    r"(?:(?<=\]\()|(?<=<img src=\"))(?P<target>[^)\s\"]+)(?=[)\s\"])"
 )
 
 
@@ -125,7 +126,10 @@ def make_file_page(path: str, root: Path = ROOT) -> str:
 def make_toctree(names: list[str], place: str, caption: str = "") -> str:
     """Return the directive that puts pages, named by their places, below a page in the navigation."""
     start = posixpath.dirname(place) or "."
-    rows = [posixpath.relpath(name, start).removesuffix(".md") for name in names]
+    # A name with a title of its own stands in angle brackets, and is relative already.
+    rows = [
+        name if name.endswith(">") else posixpath.relpath(name, start).removesuffix(".md") for name in names
+    ]
     head = ["```{toctree}", ":hidden:", *([f":caption: {caption}"] if caption else []), ""]
     return "\n".join(["", *head, *rows, "```", ""])
 
@@ -155,7 +159,9 @@ def build_pages(root: Path = ROOT) -> dict[str, str]:
     site |= {place_of(path): make_file_page(path, root) for path in shown}
     # Shown files are reached by links only; a page in no navigation must say so.
     site |= {place_of(path): f"---\norphan: true\n---\n\n{site[place_of(path)]}" for path in shown}
-    tasks = [*(section.place for section in sections if section.title != "Decision records"), PLACES[INDEX]]
+    # Its own title says only "Documentation", which the whole site is.
+    everything = f"All tasks on one page <{PLACES[INDEX].removesuffix('.md')}>"
+    tasks = [*(section.place for section in sections if section.title != "Decision records"), everything]
     records = [section.place for section in sections if section.title == "Decision records"]
     site[LANDING] += make_toctree(tasks, LANDING, "I want to …")
     site[LANDING] += make_toctree(["api/index.md", *records], LANDING, "In detail")

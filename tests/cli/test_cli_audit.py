@@ -76,7 +76,7 @@ class Ran:
 def test_events_are_chosen_by_type_category_tenant_and_course(
     file: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, str], field: str, value: str, count: int
 ) -> None:
-    ran = Ran(capsys, str(file), *words, "--json")
+    ran = Ran(capsys, "filter", str(file), *words, "--json")
     assert ran.code == 0
     assert len(ran.events) == count
     assert {event[field] for event in ran.events} == {value}
@@ -86,18 +86,18 @@ def test_events_are_chosen_by_type_category_tenant_and_course(
 
 @pytest.mark.req("CLI-7")
 def test_patterns_are_told_per_category(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(Ran(capsys, str(file), "--patterns", "--json").out)
+    found = json.loads(Ran(capsys, "patterns", str(file), "--json").out)
     assert found["RETRY_KV_GET"] == {
         "operations": 3, "total_attempts": 6, "success_rate": 2 / 3, "avg_attempts": 2.0,
     }  # fmt: skip
-    table = Ran(capsys, str(file), "--patterns").out.splitlines()
+    table = Ran(capsys, "patterns", str(file)).out.splitlines()
     assert table[1].split() == ["RETRY_KV_GET", "3", "6", "0.67", "2.0"]
     assert table[2].split() == ["RETRY_NATS_CONNECT", "1", "3", "1.00", "3.0"]
-    assert Ran(capsys, str(file), "--patterns", "--tenant", "west").out == "No operation has finished.\n"
+    assert Ran(capsys, "patterns", str(file), "--tenant", "west").out == "No operation has finished.\n"
 
 
 def test_the_last_lines_are_for_people(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ran = Ran(capsys, str(file), "-n", "1", "--category", "RETRY_KV_GET")
+    ran = Ran(capsys, "tail", str(file), "-n", "1", "--category", "RETRY_KV_GET")
     (line,) = ran.out.splitlines()
     assert "retry_exhausted  RETRY_KV_GET  Get the state  total_attempts=3" in line
     assert "final_exception_type=TimeoutError" in line
@@ -107,13 +107,13 @@ def test_the_last_lines_are_for_people(file: Path, capsys: pytest.CaptureFixture
     ("words", "told"),
     [
         (("--type", "retry_atempt"), "'retry_atempt' is not an event type; the types are retry_attempt"),
-        (("--patterns", "-f"), "Give either --patterns or --follow."),
+        (("--store", "log.db"), "Give either a FILE or --store."),
     ],
 )
 def test_a_wrong_question_is_refused(
     file: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str
 ) -> None:
-    ran = Ran(capsys, str(file), *words)
+    ran = Ran(capsys, "tail", str(file), *words)
     assert (ran.code, ran.out) == (2, "")
     assert told in " ".join(ran.err.split())
 
@@ -123,16 +123,16 @@ def test_a_line_that_is_no_event_is_named_and_a_torn_one_counted(
 ) -> None:
     path = tmp_path / "torn.jsonl"
     path.write_text('{"event_ty\n\n' + file.read_text())
-    ran = Ran(capsys, str(path), "--json")
+    ran = Ran(capsys, "tail", str(path), "--json")
     assert (ran.code, len(ran.events)) == (0, 9)
     assert " ".join(ran.err.split()) == f"skipped 1 line of {path}: not valid JSON"
     path.write_text('\n{"event_type": "party"}\n')
-    ran = Ran(capsys, str(path))
+    ran = Ran(capsys, "tail", str(path))
     assert (ran.code, ran.out) == (2, "")
     assert "torn.jsonl, line 2: 'party' is not an event type" in " ".join(ran.err.split())
     path.write_text("[1]\n")
-    assert Ran(capsys, str(path)).code == 2
-    assert "No such file" in Ran(capsys, str(tmp_path / "nowhere")).err
+    assert Ran(capsys, "tail", str(path)).code == 2
+    assert "No such file" in Ran(capsys, "tail", str(tmp_path / "nowhere")).err
 
 
 def test_what_comes_is_followed_and_a_torn_line_waited_for(file: Path) -> None:

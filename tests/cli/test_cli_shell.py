@@ -16,7 +16,16 @@ import oncemore
 from oncemore.cli.output import OutputWriter
 from tests.shell import PROGRAM, environment, on_a_terminal, run
 
-SAMPLE = ("key", "--operation", "kill_switch_update", "--tenant", "tenant-123", "--correlation", "corr-456")
+SAMPLE = (
+    "runs",
+    "key",
+    "--operation",
+    "kill_switch_update",
+    "--tenant",
+    "tenant-123",
+    "--correlation",
+    "corr-456",
+)
 KEY = "b4b6cd7399901d2f626be7417c244b3b5696478ff091bb108dbad2a55a2f0578"
 LEGACY = "d5923fa44a7b8d95a2a6ce83a85292c5e7a3243498ee9c86a0294ffcef01bb76"
 
@@ -44,8 +53,10 @@ def test_without_a_command_help_is_shown_and_the_question_was_wrong() -> None:
 @pytest.mark.parametrize(
     "words",
     [(), ("policy",), *(("policy", name) for name in ("list", "show", "check", "diff", "plot", "schema")),
-     ("key",), ("import",), ("prune",), ("erase",), ("backup",), ("restore",), ("sizes",), ("verify",),
-     ("demo",), ("exec",), ("export",), ("export", "asl"), ("asl",), ("asl", "export")],
+     *(("store", name) for name in ("import", "prune", "erase", "backup", "accept-copy", "sizes", "verify")),
+     ("runs", "key"), ("demo",), ("exec",), ("export",), ("export", "asl"), ("runs",), ("workflow",),
+     ("control",), ("limits",), ("store",), ("audit",), ("audit", "tail"), ("watch",), ("relay",),
+     ("completion",), ("worker",)],
     ids=lambda words: " ".join(words) or "oncemore",
 )  # fmt: skip
 def test_every_help_has_examples_that_fit(words: tuple[str, ...]) -> None:
@@ -85,7 +96,11 @@ def test_json_is_one_document_and_nothing_else(words: tuple[str, ...]) -> None:
 
 
 def test_errors_are_json_on_stderr_when_asked(tmp_path: Path) -> None:
-    for words in (("policy", "show", "nope", "--json"), ("key", "--json"), ("policy", "show", "--json")):
+    for words in (
+        ("policy", "show", "nope", "--json"),
+        ("runs", "key", "--json"),
+        ("policy", "show", "--json"),
+    ):
         ran = run(*words)
         assert (ran.returncode, ran.stdout) == (2, "")
         assert json.loads(ran.stderr)["error"]["message"]
@@ -246,30 +261,37 @@ def test_a_key_may_come_from_standard_input_and_a_file(tmp_path: Path) -> None:
     parts = {"operation": "kill_switch_update", "tenant_id": "tenant-123", "correlation_id": "corr-456",
              "additional_params": {"switch_name": "all_execution"}}  # fmt: skip
     text = json.dumps(parts)
-    assert run("key", "-", given=text).stdout == f"{KEY}\n"
+    assert run("runs", "key", "-", given=text).stdout == f"{KEY}\n"
     path = tmp_path / "parts.json"
     path.write_text(f"{text}\n{text}\n")
-    assert run("key", str(path), "--legacy").stdout == f"{LEGACY}\n" * 2
-    lines = run("key", str(path), "--json").stdout.splitlines()
+    assert run("runs", "key", str(path), "--legacy").stdout == f"{LEGACY}\n" * 2
+    lines = run("runs", "key", str(path), "--json").stdout.splitlines()
     assert [json.loads(line)["key"] for line in lines] == [KEY, KEY]
 
 
 @pytest.mark.parametrize(
     ("words", "given", "told"),
     [
-        (("key",), "", "Missing option '--operation'"),
-        (("key", "-", "--tenant", "t"), "{}", "either a FILE or the options"),
-        (("key", "-"), '{"operation": "a", "tenant": "t"}', "did you mean tenant_id?"),
-        (("key", "-"), '{"operation": "a"}\n{"operation"', "not JSON at line 2, column 13"),
-        (("key", "--operation", "a", "--param", "x"), "", "'x' is not of the form NAME=TEXT"),
-        (("key", "--operation", "a", "--params", "[1]"), "", "expected an object"),
-        (("key", "--operation", "a", "--params", "{}{}"), "", "give one JSON object"),
         (
-            ("key", "--operation", "a", "--params", '{"x": 1e999}'),
+            (
+                "runs",
+                "key",
+            ),
+            "",
+            "Missing option '--operation'",
+        ),
+        (("runs", "key", "-", "--tenant", "t"), "{}", "either a FILE or the options"),
+        (("runs", "key", "-"), '{"operation": "a", "tenant": "t"}', "did you mean tenant_id?"),
+        (("runs", "key", "-"), '{"operation": "a"}\n{"operation"', "not JSON at line 2, column 13"),
+        (("runs", "key", "--operation", "a", "--param", "x"), "", "'x' is not of the form NAME=TEXT"),
+        (("runs", "key", "--operation", "a", "--params", "[1]"), "", "expected an object"),
+        (("runs", "key", "--operation", "a", "--params", "{}{}"), "", "give one JSON object"),
+        (
+            ("runs", "key", "--operation", "a", "--params", '{"x": 1e999}'),
             "",
             "$.additional_params.x: inf has no JSON form",
         ),
-        (("key", "nowhere.json"), "", "nowhere.json"),
+        (("runs", "key", "nowhere.json"), "", "nowhere.json"),
     ],
 )
 def test_what_makes_no_key_is_refused_before_anything_is_printed(
@@ -341,7 +363,7 @@ def test_a_simple_command_loads_click_and_nothing_dear(words: tuple[str, ...]) -
     assert not loaded & (dear - {"tempfile"} if words == ("--version",) else dear)
 
 
-@pytest.mark.parametrize("words", ["runs", "show", "explain", "tail", "doctor", "replay"])
+@pytest.mark.parametrize("words", ["runs list", "show", "explain", "store tail", "store doctor", "replay"])
 def test_a_command_that_looks_at_a_store_loads_no_engine(words: str, tmp_path: Path) -> None:
     @oncemore.step(effect="pure", name="double")
     def double(x: int) -> int:
@@ -351,7 +373,7 @@ def test_a_command_that_looks_at_a_store_loads_no_engine(words: str, tmp_path: P
     with oncemore.open(store):
         double(1)
         run = [double.last_run(1).state.run_id] if words in ("show", "explain", "replay") else []  # type: ignore[union-attr]
-    loaded = loaded_by(words, *run, "--store", str(store))
+    loaded = loaded_by(*words.split(), *run, "--store", str(store))
     foreign = {name.split(".")[0] for name in loaded} - sys.stdlib_module_names
     assert foreign <= {"click", "oncemore", "apsw", "msgspec", "typing_extensions"}
     assert not loaded & {

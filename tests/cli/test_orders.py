@@ -1,4 +1,4 @@
-"""`oncemore submit`, `cancel`, `rerun`: orders about work, by the name of its step and its arguments."""
+"""`oncemore runs submit`, `cancel`, `rerun`: orders about work, by the name of its step and its arguments."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def order(*words: str, code: int = 0) -> Any:
 @pytest.mark.parametrize("step", ["ship", "bill"])
 def test_work_is_handed_in_once_and_cancelled_and_run_again(shop: str, step: str) -> None:
     which = (f"{shop}:{step}", "order=A-17")
-    first = order("submit", *which, "--in", "1h")
+    first = order("runs", "submit", *which, "--in", "1h")
     assert (first["status"], first["step"]) == ("PENDING", step)
     assert first["due"] is not None
-    assert order("submit", *which)["run_id"] == first["run_id"]
-    gone = order("cancel", *which, "--reason", "withdrawn", "--by", "operator")
+    assert order("runs", "submit", *which)["run_id"] == first["run_id"]
+    gone = order("runs", "cancel", *which, "--reason", "withdrawn", "--by", "operator")
     assert (gone["status"], gone["reason"]) == ("HARD_FAIL", "cancelled")
-    again = order("rerun", *which, "--reason", "wanted after all")
+    again = order("runs", "rerun", *which, "--reason", "wanted after all")
     assert again["status"] == "COMPLETE"
     with oncemore.open("log.db") as engine:
         bodies = [entry.body or b"" for entry in engine.store.read_entries()]
@@ -70,9 +70,11 @@ def test_work_is_handed_in_once_and_cancelled_and_run_again(shop: str, step: str
 
 
 def test_values_are_read_as_the_parameters_say(shop: str) -> None:
-    one = order("submit", f"{shop}:ship", "order=7", "lines=2")
-    assert order("submit", f"{shop}:ship", "--args", '{"order": "7", "lines": 2}')["key"] == one["key"]
-    assert order("submit", f"{shop}:ship", "lines=2", "--args", '{"order": "7"}')["key"] == one["key"]
+    one = order("runs", "submit", f"{shop}:ship", "order=7", "lines=2")
+    assert (
+        order("runs", "submit", f"{shop}:ship", "--args", '{"order": "7", "lines": 2}')["key"] == one["key"]
+    )
+    assert order("runs", "submit", f"{shop}:ship", "lines=2", "--args", '{"order": "7"}')["key"] == one["key"]
 
 
 @pytest.mark.parametrize(
@@ -87,14 +89,14 @@ def test_values_are_read_as_the_parameters_say(shop: str) -> None:
     ],
 )
 def test_words_that_make_no_sense_are_refused(shop: str, words: tuple[str, ...], says: str) -> None:
-    assert says in order("submit", f"{shop}:ship", *words, code=2)["error"]["message"]
+    assert says in order("runs", "submit", f"{shop}:ship", *words, code=2)["error"]["message"]
 
 
 def test_it_is_told_in_one_line(shop: str) -> None:
-    _, said, _ = shell("submit", f"{shop}:ship", "order=1")
+    _, said, _ = shell("runs", "submit", f"{shop}:ship", "order=1")
     assert said.startswith("ship ")
     assert said.endswith(": PENDING\n")
-    _, said, _ = shell("cancel", f"{shop}:ship", "order=1", "--reason", "no")
+    _, said, _ = shell("runs", "cancel", f"{shop}:ship", "order=1", "--reason", "no")
     assert said.endswith(": HARD_FAIL (cancelled)\n")
 
 
@@ -107,14 +109,14 @@ def failed(shop: str) -> Any:
 
 def test_a_run_is_named_instead_of_its_arguments(shop: str) -> None:
     run = failed(shop)
-    again = order("rerun", shop, "--run", run[:18], "--reason", "the parts are back", code=1)
+    again = order("runs", "rerun", shop, "--run", run[:18], "--reason", "the parts are back", code=1)
     assert "failed after 1 attempt" in again["error"]["message"], "the same arguments fail the same way"
     with oncemore.open("log.db") as engine:
         assert [decode_head(head.head).run_number for head in engine.store.list_heads(HeadQuery("run"))] == [
             2
         ]
-    later = order("submit", f"{shop}:ship", "order=A-2", "--in", "1h")
-    gone = order("cancel", shop, "--run", later["key"], "--reason", "withdrawn")
+    later = order("runs", "submit", f"{shop}:ship", "order=A-2", "--in", "1h")
+    gone = order("runs", "cancel", shop, "--run", later["key"], "--reason", "withdrawn")
     assert (gone["status"], gone["reason"]) == ("HARD_FAIL", "cancelled")
 
 
@@ -129,7 +131,7 @@ def test_a_run_is_named_instead_of_its_arguments(shop: str) -> None:
 )
 def test_a_run_that_cannot_be_meant_is_refused(shop: str, words: tuple[str, ...], says: str) -> None:
     names = {"shop": shop, "run": failed(shop)}
-    told = order("rerun", *(word.format(**names) for word in words), "--reason", "why not", code=2)
+    told = order("runs", "rerun", *(word.format(**names) for word in words), "--reason", "why not", code=2)
     assert says.format(**names) in told["error"]["message"]
 
 
@@ -137,17 +139,17 @@ def test_a_run_without_arguments_on_record_or_with_another_key_now_is_refused(sh
     run = failed(shop)
     step = __import__(shop).ship
     step._options = oncemore.step(effect="idempotent", name="ship", key="order")(step.__wrapped__)._options
-    told = order("rerun", shop, "--run", run, "--reason", "why not", code=2)
+    told = order("runs", "rerun", shop, "--run", run, "--reason", "why not", code=2)
     assert "now computes another key from its arguments" in told["error"]["message"]
     with oncemore.open("log.db") as engine, oncemore.context(tenant="north"):
         engine.erase(engine.store.list_heads(HeadQuery("run")).__next__().entity[4:], reason="asked to")
-    told = order("rerun", shop, "--run", run, "--reason", "why not", code=2)
+    told = order("runs", "rerun", shop, "--run", run, "--reason", "why not", code=2)
     assert "its arguments are not recorded" in told["error"]["message"]
 
 
 def test_a_worker_says_at_the_end_how_many_runs_came_to_what(shop: str) -> None:
-    order("submit", f"{shop}:ship", "order=A-1")
-    order("submit", f"{shop}:ship", "order=A-2", "lines=9")
+    order("runs", "submit", f"{shop}:ship", "order=A-1")
+    order("runs", "submit", f"{shop}:ship", "order=A-2", "lines=9")
     ran = run("worker", shop, "--drain", "--json", "--store", "log.db")
     assert (ran.returncode, json.loads(ran.stdout)) == (
         0,

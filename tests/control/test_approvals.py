@@ -46,7 +46,7 @@ def test_what_nobody_has_approved_waits_and_is_done_once_after_the_grant(engine:
         work("orders")
     assert told.value.reason == "approval_needed"
     run: Any = told.value.run
-    assert f"oncemore approve {run.run_id}" in str(told.value)
+    assert f"oncemore control approve {run.run_id}" in str(told.value)
     assert (run.status, run.held_for, run.state.attempt) == ("PENDING", "approval_needed", 0)
     assert calls == []
     with pytest.raises(NotPermitted):
@@ -218,7 +218,7 @@ def test_it_is_in_quarantine_where_it_can_be_rejected_and_not_released(engine: E
     case = engine.quarantine.show(item)
     assert case.choices == ("approve", "reject")
     for wrong in (engine.quarantine.release, engine.quarantine.rerun):
-        with pytest.raises(UsageError, match="oncemore approve"):
+        with pytest.raises(UsageError, match="oncemore control approve"):
             wrong(item, by="operator", reason="x")
     engine.quarantine.reject(item, by="operator", reason="never")
     assert work.last_run("orders").status == "HARD_FAIL"

@@ -1,4 +1,4 @@
-"""`oncemore switch` and `oncemore approve`: what they print, what they write, and how they end."""
+"""`oncemore control switch` and `approve`: what they print, what they write, and how they end."""
 
 from __future__ import annotations
 
@@ -54,34 +54,34 @@ BY = ("--by", "operator", "--reason", "looked at it")
 
 
 def test_a_switch_is_thrown_shown_and_released(run: Any) -> None:
-    assert run("switch", "status").code == 0
-    thrown = run("switch", "on", *BY)
+    assert run("control", "switch", "status").code == 0
+    thrown = run("control", "switch", "on", *BY)
     assert (thrown.code, thrown.out) == (
         0,
         "STOPPED: no new attempt starts; running attempts may finish\n",
     )
-    assert "no new attempt of step ship starts" in run("switch", "on", "--step", "ship", *BY).out
-    shown = run("switch", "status")
+    assert "no new attempt of step ship starts" in run("control", "switch", "on", "--step", "ship", *BY).out
+    shown = run("control", "switch", "status")
     assert shown.code == 1
     assert [line.split()[0] for line in shown.out.splitlines()] == ["on", "all_execution", "step:ship"]
     assert "operator" in shown.out
-    told = run("switch", "status", "--json").json
+    told = run("control", "switch", "status", "--json").json
     assert told["is_stopped"]
     assert told["switches"][0]["reason"] == "looked at it"
-    off = run("switch", "off", *BY)
+    off = run("control", "switch", "off", *BY)
     assert (off.code, off.out) == (0, "turned off all_execution; still on: step:ship\n")
-    assert run("switch", "off", "--step", "ship", *BY, "--json").json == {
+    assert run("control", "switch", "off", "--step", "ship", *BY, "--json").json == {
         "name": "step:ship", "released": True, "switches": [],
     }  # fmt: skip
-    again = run("switch", "off", *BY)
+    again = run("control", "switch", "off", *BY)
     assert (again.code, again.out) == (1, "The switch all_execution was not on.\n")
-    assert run("switch", "on", "--json", *BY).json["by"] == "operator"
-    assert run("switch", "off", *BY).out == "turned off all_execution\n"
+    assert run("control", "switch", "on", "--json", *BY).json["by"] == "operator"
+    assert run("control", "switch", "off", *BY).out == "turned off all_execution\n"
 
 
 @pytest.mark.parametrize("which", ["on", "off"])
 def test_a_switch_is_not_turned_without_a_reason(run: Any, which: str) -> None:
-    told = run("switch", which)
+    told = run("control", "switch", which)
     assert told.code == 2
     assert "--reason" in told.err
 
@@ -90,37 +90,39 @@ def test_what_is_stopped_says_so_where_people_look(run: Any) -> None:
     with oncemore.open("log.db") as engine:
         waiting = ship.bind(engine).submit("b")
     assert "due now" in run("runs").out
-    run("switch", "on", "--step", "ship", *BY)
+    run("control", "switch", "on", "--step", "ship", *BY)
     assert "stopped: step:ship" in run("runs").out
     assert "stopped by  step:ship" in run("show", waiting.run_id).out
     assert "It is stopped by a switch (step:ship)" in run("explain", waiting.run_id).out
-    doctor = run("doctor")
+    doctor = run("store", "doctor")
     assert "1 switch is on: work waits" in doctor.out
     assert "the switch step:ship was turned on by operator: looked at it" in doctor.out
     assert "stopped" not in next(line for line in run("runs").out.splitlines() if "COMPLETE" in line)
 
 
 def test_what_waits_for_an_approval_is_listed_approved_and_revoked(run: Any) -> None:
-    assert run("approve", "--list").out == "No run waits for an approval.\n"
+    assert run("control", "approvals").out == "No run waits for an approval.\n"
     with oncemore.open("log.db") as engine:
         first = delete.bind(engine).run("orders")
         delete.bind(engine).run("customers")
-    shown = run("approve", "--list")
+    shown = run("control", "approvals")
     assert "{'table': 'orders'}" in shown.out
     assert "it is not approved yet" in shown.out
     assert "held: approval needed" in run("runs").out
     assert "It waits for an approval: it is not approved yet" in run("explain", first.run_id).out
-    assert "allow the start (`oncemore approve`)" in run("quarantine", "show", first.run_id).out
-    done = run("approve", first.run_id, *BY, "--expires", "1h")
+    assert "allow the start (`oncemore control approve`)" in run("quarantine", "show", first.run_id).out
+    done = run("control", "approve", first.run_id, *BY, "--expires", "1h")
     assert done.code == 0
     assert done.out.startswith(f"approved delete {first.key[:12]} until ")
-    assert run("approve", first.run_id, *BY).code == 1, "it does not wait any more"
-    listed = run("approve", "--list", "--json").json
+    assert run("control", "approve", first.run_id, *BY).code == 1, "it does not wait any more"
+    listed = run("control", "approvals", "--json").json
     assert [one["arguments"] for one in listed["waiting"]] == [{"table": "customers"}]
     assert [one["state"] for one in listed["approvals"]] == ["GRANTED"]
-    assert run("approve", first.key[:12], "--revoke", *BY).out.startswith("revoked the approval of delete")
-    assert "REVOKED" in run("approve", "--list").out
-    other = run("approve", listed["waiting"][0]["run_id"], *BY, "--json").json
+    assert run("control", "approve", first.key[:12], "--revoke", *BY).out.startswith(
+        "revoked the approval of delete"
+    )
+    assert "REVOKED" in run("control", "approvals").out
+    other = run("control", "approve", listed["waiting"][0]["run_id"], *BY, "--json").json
     assert (other["by"], other["reason"]) == ("operator", "looked at it")
 
 
@@ -135,4 +137,4 @@ def test_what_waits_for_an_approval_is_listed_approved_and_revoked(run: Any) -> 
     ],
 )
 def test_an_odd_question_is_refused(run: Any, words: tuple[str, ...]) -> None:
-    assert run("approve", *words).code == 2
+    assert run("control", "approve", *words).code == 2

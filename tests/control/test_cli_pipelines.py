@@ -46,9 +46,19 @@ def test_a_halt_outlives_its_process_and_one_command_releases_it(
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     assert [ran("first"), ran("second")] == ["Quarantined", "NotPermitted"]
-    assert cli.run_command(["switch", "status", "--store", str(log)]) == 1
+    assert cli.run_command(["control", "switch", "status", "--store", str(log)]) == 1
     assert "pipeline:ingest" in capsys.readouterr().out
-    release = ["switch", "off", "--pipeline", "ingest", "--reason", "set aside", "--store", str(log)]
+    release = [
+        "control",
+        "switch",
+        "off",
+        "--pipeline",
+        "ingest",
+        "--reason",
+        "set aside",
+        "--store",
+        str(log),
+    ]
     assert [cli.run_command(release), cli.run_command(release)] == [0, 1]
     assert capsys.readouterr().out.splitlines() == [
         "turned off pipeline:ingest",

@@ -382,15 +382,15 @@ def test_the_command_copies_says_so_and_can_be_abandoned(
     old, new = str(tmp_path / "old.db"), str(tmp_path / "new.db")
     with oncemore.open(old) as engine:
         live(engine)
-    assert cli.run_command(["copy", old, new, "--abandon", "--reason", "x"]) == 2
-    assert cli.run_command(["copy", old, new, "--reason", "the move", "--by", "operator"]) == 0
+    assert cli.run_command(["store", "move", old, new, "--abandon", "--reason", "x"]) == 2
+    assert cli.run_command(["store", "move", old, new, "--reason", "the move", "--by", "operator"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "both stores have the root " in told
     assert "is closed: no work starts there again" in told
-    assert cli.run_command(["copy", old, new, "--reason", "again", "--json"]) == 0
+    assert cli.run_command(["store", "move", old, new, "--reason", "again", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["copied"] == 0
-    cli.run_command(["doctor", "--store", old])
+    cli.run_command(["store", "doctor", "--store", old])
     assert "this log has moved to sqlite:///" in " ".join(capsys.readouterr().out.split())
     cli.run_command(["runs", "--store", old])
     assert "stopped: moved" in capsys.readouterr().out
-    assert cli.run_command(["copy", str(tmp_path / "nothing.db"), new, "--reason", "x"]) == 2
+    assert cli.run_command(["store", "move", str(tmp_path / "nothing.db"), new, "--reason", "x"]) == 2

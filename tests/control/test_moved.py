@@ -249,18 +249,18 @@ def test_async_steps_are_refused_alike() -> None:
 STEPS = "tests.control.deeds"
 #: The words of each command, without its store; {…} stands for what an earlier look has found.
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "submit": ("submit", f"{STEPS}:ship", "order=A-9"),
-    "cancel": ("cancel", f"{STEPS}:ship", "order=A-1", "--reason", "because"),
-    "rerun": ("rerun", f"{STEPS}:fail", "order=A-1", "--reason", "because"),
-    "approve": ("approve", "{sign}", "--reason", "because"),
-    "revoke": ("approve", "{signed}", "--revoke", "--reason", "because"),
+    "submit": ("runs", "submit", f"{STEPS}:ship", "order=A-9"),
+    "cancel": ("runs", "cancel", f"{STEPS}:ship", "order=A-1", "--reason", "because"),
+    "rerun": ("runs", "rerun", f"{STEPS}:fail", "order=A-1", "--reason", "because"),
+    "approve": ("control", "approve", "{sign}", "--reason", "because"),
+    "revoke": ("control", "approve", "{signed}", "--revoke", "--reason", "because"),
     "release": ("quarantine", "release", "{told}", "--by", "operator", "--reason", "because"),
     "reject": ("quarantine", "reject", "{judge}", "--by", "operator", "--reason", "because"),
     "settle": ("quarantine", "settle", "{pay}", "--not-applied", "--by", "operator", "--reason", "because"),
-    "cooldowns": ("cooldowns", "release", "file A-1", "--reason", "because"),
-    "breakers": ("breakers", "reset", "bank", "--reason", "because"),
-    "switch": ("switch", "on", "--reason", "because"),
-    "import": ("import", "--step", f"{STEPS}:ship", "{sheet}"),
+    "cooldowns": ("limits", "cooldowns", "release", "file A-1", "--reason", "because"),
+    "breakers": ("limits", "breakers", "reset", "bank", "--reason", "because"),
+    "switch": ("control", "switch", "on", "--reason", "because"),
+    "import": ("store", "import", "--step", f"{STEPS}:ship", "{sheet}"),
 }
 
 
@@ -275,7 +275,10 @@ def test_every_command_that_decides_names_the_new_address_and_fails(
         live(engine)
         found = {item.step: item.id for item in engine.quarantine.list()}
         found |= {"signed": deeds.sign.key("A-2"), "sheet": str(sheet)}
-    assert cli.run_command(["copy", str(old), str(new), "--reason", "outgrown", "--by", "operator"]) == 0
+    assert (
+        cli.run_command(["store", "move", str(old), str(new), "--reason", "outgrown", "--by", "operator"])
+        == 0
+    )
     capsys.readouterr()
     for words in COMMANDS.values():
         told = [word.format(**found) for word in words]
@@ -283,11 +286,11 @@ def test_every_command_that_decides_names_the_new_address_and_fails(
         said = " ".join(capsys.readouterr().err.split())
         assert code, (told, said)
         assert f"this log has moved to sqlite:///{new}" in said, told
-    assert cli.run_command(["switch", "status", "--store", str(old)]) == 1
+    assert cli.run_command(["control", "switch", "status", "--store", str(old)]) == 1
     assert f"This log has been moved to sqlite:///{new}; no work starts here." in capsys.readouterr().out
-    assert cli.run_command(["switch", "status", "--store", str(old), "--json"]) == 1
+    assert cli.run_command(["control", "switch", "status", "--store", str(old), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["is_stopped"] is True
-    assert cli.run_command(["health", "--store", str(old), "--json"]) == 0
+    assert cli.run_command(["store", "health", "--store", str(old), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["moved_to"] == f"sqlite:///{new}"
     for words in (COMMANDS["cancel"], COMMANDS["reject"], COMMANDS["approve"]):
         assert cli.run_command([*(word.format(**found) for word in words), "--store", str(new)]) == 0, words

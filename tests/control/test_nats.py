@@ -241,7 +241,7 @@ def test_the_status_of_the_switches_includes_those_of_the_bucket(
 
     def run(*words: str) -> tuple[int, str]:
         capsys.readouterr()
-        return cli.run_command(["switch", *words]), capsys.readouterr().out
+        return cli.run_command(["control", "switch", *words]), capsys.readouterr().out
 
     with oncemore.open(tmp_path / "log.db", control=control) as engine:
         assert engine.switches.status() == ()

@@ -66,7 +66,7 @@ def test_an_error_in_stage_2_of_3_leaves_stage_3_uncalled_for_every_item(engine:
     assert str(refused.value).partition(" was not begun: ")[2] == (
         f"pipeline {HERE} is halted by policy exp_full_jitter retry-loop-v10.3: stage-2 failed with "
         "SCHEMA_INVALID, which is not retryable; look at what failed (oncemore quarantine list), then "
-        f"release the pipeline: oncemore switch off --pipeline {HERE} --reason …"
+        f"release the pipeline: oncemore control switch off --pipeline {HERE} --reason …"
     )
     with pytest.raises(NotPermitted):
         publish("anything")

@@ -85,9 +85,9 @@ async def test_async_steps_are_stopped_too(engine: Engine) -> None:
 def test_a_switch_of_one_step_or_of_one_tenant_stops_no_other(engine: Engine) -> None:
     engine.switches.on(step="ship", reason="the carrier is out")
     engine.switches.on(tenant="shop-7", reason="they have not paid")
-    with pytest.raises(NotPermitted, match=r"oncemore switch off --step ship"):
+    with pytest.raises(NotPermitted, match=r"oncemore control switch off --step ship"):
         ship("a")
-    with pytest.raises(NotPermitted, match=r"oncemore switch off --tenant shop-7"):
+    with pytest.raises(NotPermitted, match=r"oncemore control switch off --tenant shop-7"):
         bill("a", "shop-7")
     assert bill("a", "shop-8") == "billed a"
     assert [one.name for one in engine.switches.status()] == ["step:ship", "tenant:shop-7"]

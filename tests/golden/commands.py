@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 FETCH, PARSE = "01a1eb93-0f84", "01a1eb93-1663-7a78"
 COMMANDS = (
     "runs", "runs --state HARD_FAIL", "runs --step golden.fetch --ids", f"show {FETCH}", f"explain {FETCH}",
-    f"explain {PARSE}", "replay --all", f"replay --run {FETCH}", "tail -n 100", "verify", "sizes", "health",
-    "quarantine list", "switch status", "breakers list", "resources list", "cooldowns list",
+    f"explain {PARSE}", "replay --all", f"replay --run {FETCH}", "store tail -n 100",
+    "store verify", "store sizes", "store health",
+    "quarantine list", "control switch status", "limits breakers list", "limits rates list",
+    "limits cooldowns list",
 )  # fmt: skip
 #: Fields that depend on the machine or on the moment.
 VOLATILE = {

@@ -133,8 +133,8 @@ def test_every_decision_on_the_command_line_is_recorded_with_who_when_and_why(lo
         ("withdraw", "maps"),
         ("release", "maps"),
     ):
-        assert run_command("dataset", *command, *decision)[0] == 0
-    code, shown = run_command("dataset", "show", "maps")
+        assert run_command("control", "dataset", *command, *decision)[0] == 0
+    code, shown = run_command("control", "dataset", "show", "maps")
     assert (code, shown["state"], shown["operations"], shown["redaction_required"]) == (
         0, "OPEN", ["count"], True,
     )  # fmt: skip
@@ -142,11 +142,11 @@ def test_every_decision_on_the_command_line_is_recorded_with_who_when_and_why(lo
     assert [change["action"] for change in shown["history"]] == actions
     assert {(change["by"], change["reason"]) for change in shown["history"]} == {("steward", "agreed")}
     assert all(change["at"] > 0 for change in shown["history"])
-    assert run_command("dataset", "show", "nothing")[0] == 1
-    assert len(run_command("dataset", "list")[1]) == 3
-    assert [each["dataset_id"] for each in run_command("dataset", "list", "--status", "blocked")[1]] == [
-        "burial-sites"
-    ]
+    assert run_command("control", "dataset", "show", "nothing")[0] == 1
+    assert len(run_command("control", "dataset", "list")[1]) == 3
+    assert [
+        each["dataset_id"] for each in run_command("control", "dataset", "list", "--status", "blocked")[1]
+    ] == ["burial-sites"]
 
 
 def fail_once(log: Path, error: Callable[[], Exception], **fields: Any) -> str:
@@ -279,7 +279,7 @@ def test_a_program_on_a_blocked_dataset_is_not_started(log: Path, tmp_path: Path
         engine.datasets.register("survey", reason="first", by="steward", care_label="Public")
     made = tmp_path / "made"
     command = ("exec", "--key", "k", "--effect", "idempotent", "--dataset", "survey", "--operation", "copy")
-    run_command("dataset", "block", "survey", "--reason", "objection", "--by", "steward")
+    run_command("control", "dataset", "block", "survey", "--reason", "objection", "--by", "steward")
     import subprocess
 
     def start(key: str) -> subprocess.CompletedProcess[str]:
@@ -290,6 +290,6 @@ def test_a_program_on_a_blocked_dataset_is_not_started(log: Path, tmp_path: Path
     assert refused.returncode != 0
     assert "dataset survey is blocked" in refused.stderr
     assert not made.exists()
-    run_command("dataset", "release", "survey", "--reason", "agreed", "--by", "steward")
+    run_command("control", "dataset", "release", "survey", "--reason", "agreed", "--by", "steward")
     assert start("two").returncode == 0
     assert made.exists()

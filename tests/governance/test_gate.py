@@ -271,7 +271,7 @@ def test_a_blocked_dataset_is_not_processed_by_retry_or_rerun(engine: Engine, cl
         lambda: engine.quarantine.rerun(held, by="operator", reason="once more"),
         lambda: engine.quarantine.release(held, by="operator", reason="once more"),
     ):
-        with pytest.raises(NotPermitted, match=r"is blocked .*oncemore dataset release") as refused:
+        with pytest.raises(NotPermitted, match=r"is blocked .*oncemore control dataset release") as refused:
             decide()
         assert refused.value.reason == "GOVERNANCE_BLOCKED"
     assert calls == [1, 2]

@@ -84,18 +84,18 @@ def test_each_decision_leaves_one_entry_with_actor_time_and_reason(
         "rerun": ["quarantine", "rerun", ids["rerun"]],
         "escalate": ["quarantine", "escalate", ids["escalate"]],
         "settle": ["quarantine", "settle", ids["settle"], "--not-applied"],
-        "approve": ["approve", ids["approve"]],
-        "revoke": ["approve", ids["approve"], "--revoke"],
+        "approve": ["control", "approve", ids["approve"]],
+        "revoke": ["control", "approve", ids["approve"], "--revoke"],
         "acknowledge": ["escalations", "ack", ids["ack"]],
-        "on": ["switch", "on"],
-        "off": ["switch", "off"],
-        "register": ["dataset", "register", "soils", "--set", "care_label=Public"],
-        "label": ["dataset", "label", "soils", "--set", "licence=CC-BY-4.0"],
-        "restrict": ["dataset", "restrict", "soils"],
-        "block": ["dataset", "block", "soils"],
-        "withdraw": ["dataset", "withdraw", "soils"],
-        "release_dataset": ["dataset", "release", "soils"],
-        "assign": ["roles", "assign", "root", "reviewer"],
+        "on": ["control", "switch", "on"],
+        "off": ["control", "switch", "off"],
+        "register": ["control", "dataset", "register", "soils", "--set", "care_label=Public"],
+        "label": ["control", "dataset", "label", "soils", "--set", "licence=CC-BY-4.0"],
+        "restrict": ["control", "dataset", "restrict", "soils"],
+        "block": ["control", "dataset", "block", "soils"],
+        "withdraw": ["control", "dataset", "withdraw", "soils"],
+        "release_dataset": ["control", "dataset", "release", "soils"],
+        "assign": ["control", "roles", "assign", "root", "reviewer"],
     }
     for name, command in commands.items():
         before = len(read_ledger(path))
@@ -124,7 +124,7 @@ def test_a_forced_rerun_needs_a_reason_and_is_in_the_ledger(tmp_path: Path) -> N
         held = engine.quarantine.list()[0].id
     here = "tests.governance.test_recorded_decisions"
     forced = {
-        "rerun": ["rerun", f"{here}:try_twice", "item=x"],
+        "rerun": ["runs", "rerun", f"{here}:try_twice", "item=x"],
         "rerun of a held run": ["quarantine", "rerun", held, "--extra-attempts", "3"],
     }
     for command in forced.values():

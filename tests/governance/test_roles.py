@@ -189,10 +189,10 @@ def test_the_roles_are_those_of_the_store_wherever_the_command_runs(tmp_path: An
         folder.mkdir(exist_ok=True)
         return subprocess.run(line, capture_output=True, text=True, check=False, env=environment, cwd=folder)
 
-    refused = run("dataset", "block", "public", "--reason", "objection", "--by", "uid:999999")
+    refused = run("control", "dataset", "block", "public", "--reason", "objection", "--by", "uid:999999")
     assert refused.returncode != 0
     assert "needs the role operator" in refused.stderr
-    assert run("roles", "assign", "root", "reviewer", "--reason", "me").returncode != 0
-    shown = run("roles", "list")
+    assert run("control", "roles", "assign", "root", "reviewer", "--reason", "me").returncode != 0
+    shown = run("control", "roles", "list")
     assert "reviewer  user  uid:999999" in shown.stdout
     assert "no role" in shown.stdout

@@ -53,7 +53,13 @@ def test_forty_secrets_are_in_no_byte_on_disk(
         make_checkpoint(engine, signer)
         export_to_path(engine, tmp_path / "export.jsonl")
         write_reports(engine, tmp_path / "reports")
-    for words in (["quarantine", "list"], ["escalations", "list"], ["runs"], ["roles"], ["check", "records"]):
+    for words in (
+        ["quarantine", "list"],
+        ["escalations", "list"],
+        ["runs"],
+        ["control", "roles"],
+        ["check", "records"],
+    ):
         cli.run_command([*words, "--store", str(path)])
     shown = "".join(capsys.readouterr())
     files = [file for file in tmp_path.rglob("*") if file.is_file() and file.name != "archivist"]

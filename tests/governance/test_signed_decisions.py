@@ -353,27 +353,29 @@ def test_a_decision_is_prepared_signed_by_ssh_keygen_and_made(tmp_path: Path, ke
     sign = ["ssh-keygen", "-Y", "sign", "-f", "archivist", "-n", NAMESPACE, "decision.json"]
     subprocess.run(sign, check=True, capture_output=True, cwd=tmp_path)
     run(*register, "--signed", "decision.json")
-    assert "archivist (key SHA256:" in run("dataset", "show", "survey")
-    run("dataset", "block", "survey", "--reason", "letter 17", "--sign-with", "archivist")
+    assert "archivist (key SHA256:" in run("control", "dataset", "show", "survey")
+    run("control", "dataset", "block", "survey", "--reason", "letter 17", "--sign-with", "archivist")
     assert "2 signed decisions are genuine" in run("ledger", "verify")
     assert "no findings" in run("check", "records")
     token = run(
-        "roles", "token", "create", "duty", "--role", "operator", "--expires", "8h", "--reason", "dashboard",
-        "--sign-with", "archivist",
+        "control", "roles", "token", "create", "duty", "--role", "operator", "--expires", "8h",
+        "--reason", "dashboard",        "--sign-with", "archivist",
     ).split()[0]  # fmt: skip
     (tmp_path / "token").write_text(token + "\n", encoding="utf-8")
     stop = ("switch", "on", "--reason", "stop", "--token-file", "token")
     run(*stop)
-    assert "duty (token " in run("switch", fails=True)
-    listed = run("roles")
+    assert "duty (token " in run("control", "switch", fails=True)
+    listed = run("control", "roles")
     assert "operator  token  duty" in listed
     assert "reviewer  key    archivist" in listed
     assert token not in listed
     token_id = token.split("_")[1]
-    run("roles", "token", "revoke", token_id, "--reason", "left", "--sign-with", "archivist")
-    assert "not known here" in run("switch", "off", "--reason", "go", "--token-file", "token", fails=True)
+    run("control", "roles", "token", "revoke", token_id, "--reason", "left", "--sign-with", "archivist")
+    assert "not known here" in run(
+        "control", "switch", "off", "--reason", "go", "--token-file", "token", fails=True
+    )
     assert "Give one of --sign-with" in run(*stop, "--sign-with", "archivist", fails=True)
-    assert "This store has no tokens." in run("roles", "token", "list")
+    assert "This store has no tokens." in run("control", "roles", "token", "list")
     key_id = key.key_id
-    refused = run("roles", "key", "remove", key_id, "--reason", "x", "--sign-with", "archivist")
+    refused = run("control", "roles", "key", "remove", key_id, "--reason", "x", "--sign-with", "archivist")
     assert f"{key_id} signs no further decision" in refused

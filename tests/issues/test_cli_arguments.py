@@ -26,5 +26,5 @@ def test_work_that_failed_twice_is_replayed_and_compared_as_equal(tmp_path: Path
     replayed = run("replay", key, "--store", rough, *module, PYTHONPATH=str(ROOT))
     assert (replayed.returncode, replayed.stderr) == (0, ""), replayed.stdout
     assert "equal" in replayed.stdout
-    held = run("health", "--store", rough, "--against", calm)
+    held = run("store", "health", "--store", rough, "--against", calm)
     assert (held.returncode, held.stderr) == (0, ""), held.stdout

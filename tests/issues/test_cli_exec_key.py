@@ -130,14 +130,19 @@ def test_the_log_shows_a_masked_command_and_a_digest_that_only_its_store_compute
 def test_keys_are_the_same_in_a_backup_and_in_a_copy(run_exec: Exec, tmp_path: Path) -> None:
     words = ("--key-from-args", "--", *SAY, PLACE)
     assert run_exec("--store", "a.db", *words)[0] == 0
-    assert cli.run_command(["backup", "b.db", "--store", "a.db"]) == 0
-    assert cli.run_command(["restore", "--acknowledge", "--reason", "a disk is lost", "--store", "b.db"]) == 0
-    assert cli.run_command(["copy", "a.db", "c.db", "--reason", "a larger disk"]) == 0
+    assert cli.run_command(["store", "backup", "b.db", "--store", "a.db"]) == 0
+    assert (
+        cli.run_command(
+            ["store", "accept-copy", "--acknowledge", "--reason", "a disk is lost", "--store", "b.db"]
+        )
+        == 0
+    )
+    assert cli.run_command(["store", "move", "a.db", "c.db", "--reason", "a larger disk"]) == 0
     assert {run_exec("--store", name, *words) for name in ("b.db", "c.db")} == {
         run_exec("--store", "a.db", *words)
     }
     assert ran(tmp_path) == [PLACE]
-    for command in (["doctor", "--rebuild"], ["verify"]):
+    for command in (["store", "doctor", "--rebuild"], ["store", "verify"]):
         assert cli.run_command([*command, "--store", "c.db"]) == 0
 
 
@@ -145,7 +150,7 @@ def test_a_log_that_has_moved_gets_no_secret(run_exec: Exec, capfd: pytest.Captu
     with oncemore.open("a.db") as engine:
         engine.switches.on(reason="there is something to copy")
         engine.switches.off(reason="done")
-    assert cli.run_command(["copy", "a.db", "b.db", "--reason", "moved"]) == 0
+    assert cli.run_command(["store", "move", "a.db", "b.db", "--reason", "moved"]) == 0
     assert run_exec("--store", "a.db", "--key-from-args", "--", *SAY)[0] == 122
     assert "has moved to" in capfd.readouterr().err
     assert run_exec("--store", "b.db", "--key-from-args", "--", *SAY)[0] == 0

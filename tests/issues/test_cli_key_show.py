@@ -1,4 +1,4 @@
-"""`oncemore key show KEY` lists all idempotency operations of a key (IDEM-19)."""
+"""`oncemore runs key show KEY` lists all idempotency operations of a key (IDEM-19)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def test_all_operations_of_a_key_are_listed_in_order_with_times_and_correlation_
         with FakeClock() as clock:
             clock.advance(120)
             engine.prune(older_than=60, reason="kept long enough")
-    assert cli.run_command(["key", "show", key, "--audit", "audit.jsonl", "--store", "log.db", "--json"]) == 0
+    assert (
+        cli.run_command(["runs", "key", "show", key, "--audit", "audit.jsonl", "--store", "log.db", "--json"])
+        == 0
+    )
     told = json.loads(capfd.readouterr().out)
     assert told["key"] == key
     operations = told["operations"]
@@ -60,7 +63,7 @@ def test_all_operations_of_a_key_are_listed_in_order_with_times_and_correlation_
     ]  # fmt: skip
     times = [one["at"] for one in operations]
     assert times == sorted(times)
-    assert cli.run_command(["key", "show", key[:12], "--store", "log.db"]) == 0
+    assert cli.run_command(["runs", "key", "show", key[:12], "--store", "log.db"]) == 0
     out = capfd.readouterr().out
     assert (out.count("record"), out.count("hit"), "corr-3" in out) == (2, 0, True)
 
@@ -77,7 +80,9 @@ def test_a_key_that_is_in_no_log_is_audited_by_its_events(capfd: pytest.CaptureF
 
         asyncio.run(live())
     assert (
-        cli.run_command(["key", "show", "a-key", "--audit", "audit.jsonl", "--store", "log.db", "--json"])
+        cli.run_command(
+            ["runs", "key", "show", "a-key", "--audit", "audit.jsonl", "--store", "log.db", "--json"]
+        )
         == 0
     )
     found = json.loads(capfd.readouterr().out)["operations"]
@@ -85,5 +90,5 @@ def test_a_key_that_is_in_no_log_is_audited_by_its_events(capfd: pytest.CaptureF
         ("record", "audit.jsonl"),
         ("hit", "audit.jsonl"),
     ]
-    assert cli.run_command(["key", "show", "nobody-has-this", "--store", "log.db"]) == 2
+    assert cli.run_command(["runs", "key", "show", "nobody-has-this", "--store", "log.db"]) == 2
     assert "there is no key 'nobody-has-this'" in " ".join(capfd.readouterr().err.split())

@@ -116,7 +116,10 @@ def test_a_mapping_renames_states_in_the_export_and_an_import_gives_the_original
     assert states == [MAPPING.get(one["state"], one["state"]) for one in records]
     assert {"queued", "started", "retrying", "succeeded"} <= set(states)
     assert (
-        cli.run_command(["import-runs", "run.jsonl", "--states", "states.yaml", "--store", "other.db"]) == 0
+        cli.run_command(
+            ["store", "import-runs", "run.jsonl", "--states", "states.yaml", "--store", "other.db"]
+        )
+        == 0
     )
     with oncemore.open("log.db") as engine, oncemore.open("other.db") as other:
         after = list(other.store.read_entries(f"run/{key}"))
@@ -127,8 +130,8 @@ def test_a_mapping_renames_states_in_the_export_and_an_import_gives_the_original
         assert (there.state, there.value) == (here.state, here.value)
         assert [{**one, "seq": 0} for one in there.records()] == [{**one, "seq": 0} for one in records]
         assert list(engine.store.read_entries(f"run/{key}")) == before  # the stored ones are as they were
-    assert cli.run_command(["verify", "--store", "other.db"]) == 0
-    again_imported = ["import-runs", "run.jsonl", "--states", "states.yaml", "--store", "other.db"]
+    assert cli.run_command(["store", "verify", "--store", "other.db"]) == 0
+    again_imported = ["store", "import-runs", "run.jsonl", "--states", "states.yaml", "--store", "other.db"]
     assert cli.run_command(again_imported) == 0
 
 
@@ -161,7 +164,7 @@ def test_what_was_altered_or_is_not_over_is_refused(capfd: pytest.CaptureFixture
     rows = {row["state"]: row["key"] for row in said("runs")}
     for key in rows.values():
         assert cli.run_command(["export", "runs", key, "--out", f"{key}.jsonl", "--store", "log.db"]) == 0
-    assert cli.run_command(["import-runs", f"{rows['PENDING']}.jsonl", "--store", "other.db"]) == 2
+    assert cli.run_command(["store", "import-runs", f"{rows['PENDING']}.jsonl", "--store", "other.db"]) == 2
     assert "it may continue" in " ".join(capfd.readouterr().err.split())
     text = Path(f"{rows['COMPLETE']}.jsonl").read_text()
     for wrong, why in (
@@ -172,5 +175,5 @@ def test_what_was_altered_or_is_not_over_is_refused(capfd: pytest.CaptureFixture
     ):
         assert wrong != text
         Path("wrong.jsonl").write_text(wrong)
-        assert cli.run_command(["import-runs", "wrong.jsonl", "--store", "other.db"]) in (1, 2)
+        assert cli.run_command(["store", "import-runs", "wrong.jsonl", "--store", "other.db"]) in (1, 2)
         assert why in " ".join(capfd.readouterr().err.split()), why

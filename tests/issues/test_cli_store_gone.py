@@ -1,4 +1,4 @@
-"""`oncemore doctor` on a path where companions have lost their database."""
+"""`oncemore store doctor` on a path where companions have lost their database."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ def missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-@pytest.mark.parametrize("words", [("doctor",), ("runs",), ("verify",)])
+@pytest.mark.parametrize("words", [("store", "doctor"), ("runs",), ("store", "verify")])
 def test_looking_at_a_missing_database_names_the_companions(missing: Path, words: tuple[str, ...]) -> None:
     ran = run(*words)
     assert ran.code != 0
     assert "log.db is missing, but log.db-door" in ran.err
-    assert "oncemore doctor --store" in ran.err
+    assert "oncemore store doctor --store" in ran.err
     assert not missing.exists()
 
 
 def test_the_companions_are_removed_when_the_operator_says_so(missing: Path, tmp_path: Path) -> None:
-    refused = run("doctor", "--remove-companions")
+    refused = run("store", "doctor", "--remove-companions")
     assert (refused.code, "Confirm with --yes" in refused.err) == (2, True)
     assert list(tmp_path.glob("log.db-*"))
-    ran = run("doctor", "--remove-companions", "--yes")
+    ran = run("store", "doctor", "--remove-companions", "--yes")
     assert ran.code == 0
     assert "log.db-door" in ran.out
     assert "the mark of this store in" in ran.out
     assert not list(tmp_path.glob("log.db-*"))
     with oncemore.open(missing):
         assert make("a") == "a"
-    assert "There are no companion files" not in run("doctor", "--remove-companions", "--yes").out
+    assert "There are no companion files" not in run("store", "doctor", "--remove-companions", "--yes").out
 
 
 def test_companions_of_a_database_that_exists_are_not_removed(missing: Path, tmp_path: Path) -> None:
     missing.touch()
-    ran = run("doctor", "--remove-companions", "--yes")
+    ran = run("store", "doctor", "--remove-companions", "--yes")
     assert ran.code == 2
     assert "exists, and its companions belong to it; nothing was removed" in ran.err
     assert list(tmp_path.glob("log.db-*"))
@@ -66,6 +66,6 @@ def test_companions_are_not_removed_while_a_process_works_there(tmp_path: Path) 
     with oncemore.open(path):
         make("a")
         path.unlink()
-        ran = run("doctor", "--remove-companions", "--yes", "--store", str(path))
+        ran = run("store", "doctor", "--remove-companions", "--yes", "--store", str(path))
     assert ran.code != 0
     assert "a process still works on the former" in ran.err

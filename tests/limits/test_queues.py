@@ -467,15 +467,15 @@ def test_the_list_of_queues(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/log.db"
     with oncemore.open(store) as engine:
         engine.store.load_head("none")  # which creates the store
-        assert told("queues", "--store", store) == []
-        assert "No queue has been used yet" in run("queues", "--store", store).stdout
+        assert told("workflow", "queues", "--store", store) == []
+        assert "No queue has been used yet" in run("workflow", "queues", "--store", store).stdout
         holder = Holder(hold, engine, 7)
-        (queue,) = told("queues", "--store", store)
+        (queue,) = told("workflow", "queues", "--store", store)
         assert queue == {
             "name": "narrow", "concurrency": 1, "running": 1, "steps": ["hold"],
             "keys": [hold.bind(engine).key(7)],
         }  # fmt: skip
-        assert "1 of 1" in run("queues", "--store", store).stdout
+        assert "1 of 1" in run("workflow", "queues", "--store", store).stdout
         holder.release()
-        (queue,) = told("queues", "--store", store)
+        (queue,) = told("workflow", "queues", "--store", store)
         assert (queue["running"], queue["keys"]) == (0, [])

@@ -1,4 +1,4 @@
-"""`oncemore carbon` and `oncemore autonomy`: snapshots by key and time, beside the decisions in force."""
+"""`oncemore report carbon` and `oncemore control autonomy`: snapshots by key and time, and the decisions."""
 
 from __future__ import annotations
 
@@ -92,22 +92,22 @@ def test_each_row_shows_the_decision_in_force_at_its_time(day: tuple[oncemore.En
         ("nightly#1", "run"), ("nightly#2", "slow"), ("nightly#2", "slow"),
     ]  # fmt: skip
     assert "grid intensity 620" in rows[1].reason
-    text = shell("carbon")
+    text = shell("report", "carbon")
     assert "slow (nightly#2)" in text
     assert "3 attempts: 3" in text
     assert "retries caused 33% of the energy" in text
-    listed: Any = json.loads(shell("carbon", rows[0].key, "--json"))
+    listed: Any = json.loads(shell("report", "carbon", rows[0].key, "--json"))
     (attempt,) = listed["attempts"]
     assert attempt["snapshot"] == rows[0].snapshot
     assert (attempt["decision"], attempt["action"]) == ("nightly#1", "run")
-    assert "No attempt ended" in shell("carbon", "--until", "2001-01-01")
+    assert "No attempt ended" in shell("report", "carbon", "--until", "2001-01-01")
 
 
 @pytest.mark.req("TELEM-6")
 def test_one_input_set_reaches_a_delay_a_decision_and_a_figure(day: tuple[oncemore.Engine, float]) -> None:
     engine, _ = day
     rows = report_carbon(engine).rows
-    explained: Any = json.loads(shell("autonomy", "explain", "nightly", "--json"))
+    explained: Any = json.loads(shell("control", "autonomy", "explain", "nightly", "--json"))
     # The matrix decided by 620 g/kWh, …
     assert explained[-1]["proof"]["inputs"]["readings"]["grid_intensity"]["value"] == 620.0
     # … the retry of the attempt was stretched by the same reading and slowed by that decision, …
@@ -122,12 +122,12 @@ def test_one_input_set_reaches_a_delay_a_decision_and_a_figure(day: tuple[oncemo
 
 
 def test_the_matrix_is_shown_and_explained(day: tuple[oncemore.Engine, float]) -> None:
-    text = shell("autonomy")
+    text = shell("control", "autonomy")
     assert "nightly" in text
     assert "slow" in text
-    assert "file grid.csv" in shell("autonomy", "explain", "nightly")
+    assert "file grid.csv" in shell("control", "autonomy", "explain", "nightly")
     with CliRunner().isolation() as streams:
-        assert cli.run_command(["autonomy", "explain", "daily", "--store", "log.db"]) != 0
+        assert cli.run_command(["control", "autonomy", "explain", "daily", "--store", "log.db"]) != 0
         assert "there is no matrix 'daily'" in streams[1].getvalue().decode()
 
 
@@ -141,5 +141,5 @@ def test_an_empty_store_says_what_would_fill_it(tmp_path: Path, monkeypatch: pyt
 
         plain()
         assert report_carbon(engine).rows[0].decision == ""
-        assert "1 of them have no energy figure" in shell("carbon")
-        assert "No matrix yet" in shell("autonomy")
+        assert "1 of them have no energy figure" in shell("report", "carbon")
+        assert "No matrix yet" in shell("control", "autonomy")

@@ -29,10 +29,10 @@ def key_of(path: Path, step: str) -> str:
 def test_runs_are_listed_and_filtered(path: Path) -> None:
     store = ("--store", str(path))
     text = run("runs", *store, COLUMNS="120").stdout
-    assert text.splitlines()[0].split() == ["changed", "state", "step", "run", "tries", "reason"]
+    assert text.splitlines()[0].split() == ["changed", "state", "id", "step", "arguments", "tries", "reason"]
     assert len(text.splitlines()) == 12
-    assert re.search(r"SOFT_FAIL +pay .* 1/3 +held: outcome unknown", text)
-    assert re.search(r"SOFT_FAIL +polite .* TransientError, due in", text)
+    assert re.search(r"SOFT_FAIL +[0-9a-f]{8} +pay .* 1/3 +held: outcome unknown", text)
+    assert re.search(r"SOFT_FAIL +[0-9a-f]{8} +polite .* TransientError, due in", text)
     rows = told("runs", *store, "--state", "hard_fail", "--since", "1h")
     assert [row["step"] for row in rows] == ["hopeless", "wrong"]
     for words, steps in (
@@ -69,7 +69,7 @@ def test_a_shell_completes_runs_steps_and_what_waits_for_a_person(path: Path) ->
     rows = told("runs", "--store", str(path))
     held = [row["run_id"] for row in rows if row["held_for"]]
     assert completed(f"oncemore show {rows[0]['run_id'][:-1]}") == [rows[0]["run_id"]]
-    assert completed(f"oncemore rerun flows --run {rows[0]['run_id'][:-1]}") == [rows[0]["run_id"]]
+    assert completed(f"oncemore runs rerun flows --run {rows[0]['run_id'][:-1]}") == [rows[0]["run_id"]]
     assert completed("oncemore quarantine show 0") == held
     assert held
     assert completed("oncemore runs --step hope") == ["hopeless"]
@@ -100,7 +100,7 @@ def test_colours_are_for_terminals_and_carry_no_information_alone(path: Path) ->
     assert re.sub(r"\033\[\d+m", "", coloured) == plain
     assert "\033" not in run(*words).stdout
     assert "\033" not in on_a_terminal(*words, "--json")
-    assert "\033[33m" in on_a_terminal("doctor", "--store", str(path))
+    assert "\033[33m" in on_a_terminal("store", "doctor", "--store", str(path))
 
 
 def test_show_prints_the_whole_run(path: Path) -> None:
@@ -237,12 +237,14 @@ def test_verify_recomputes_pure_runs_and_skips_the_rest(path: Path) -> None:
 
 def test_tail_prints_the_end_and_follows(path: Path) -> None:
     store = ("--store", str(path))
-    lines = run("tail", *store, "-n", "3").stdout.splitlines()
+    lines = run("store", "tail", *store, "-n", "3").stdout.splitlines()
     assert len(lines) == 3
     assert "HARD_FAIL DECISION ESCALATION #6  hopeless" in lines[-1]
     assert "TIMEOUT: no answer for 2026-11-16" in lines[-1]
-    assert run("tail", *store, "-n", "0").stdout == ""
-    rows = [json.loads(line) for line in run("tail", *store, "-n", "1000", "--json").stdout.splitlines()]
+    assert run("store", "tail", *store, "-n", "0").stdout == ""
+    rows = [
+        json.loads(line) for line in run("store", "tail", *store, "-n", "1000", "--json").stdout.splitlines()
+    ]
     assert [row["seq"] for row in rows] == sorted(row["seq"] for row in rows)
     assert {row["kind"] for row in rows} == {"run", "event", "artifact"}
     for words, count in (
@@ -253,9 +255,9 @@ def test_tail_prints_the_end_and_follows(path: Path) -> None:
         (("--correlation", "corr-announce"), 3),
         (("--error", "TIMEOUT"), 6),
     ):
-        assert len(run("tail", *store, "-n", "1000", *words).stdout.splitlines()) == count, words
+        assert len(run("store", "tail", *store, "-n", "1000", *words).stdout.splitlines()) == count, words
     with subprocess.Popen(
-        [*PROGRAM, "tail", "-f", "-n", "1", *store, "--step", "squared"], stdout=subprocess.PIPE,
+        [*PROGRAM, "store", "tail", "-f", "-n", "1", *store, "--step", "squared"], stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, env=environment(),
     ) as follows:  # fmt: skip
         assert follows.stdout is not None
@@ -271,23 +273,24 @@ def test_tail_prints_the_end_and_follows(path: Path) -> None:
 
 def test_doctor_and_health_end_with_1_when_something_is_bad(path: Path) -> None:
     store = ("--store", str(path))
-    good = run("doctor", "--rebuild", *store)
+    good = run("store", "doctor", "--rebuild", *store)
     assert (good.returncode, good.stderr) == (0, "")
     assert re.search(r"(?m)^warn  held runs +1 run waits for a person$", good.stdout)
     assert re.search(r"(?m)^ok    rebuild +48 entries, 17 heads compared, all equal$", good.stdout)
-    assert run("health", *store).returncode == 0
+    assert run("store", "health", *store).returncode == 0
     change(path, "DELETE FROM head WHERE step='flaky'")
-    bad = told("doctor", "--rebuild", *store, code=1)
+    bad = told("store", "doctor", "--rebuild", *store, code=1)
     assert bad["worst"] == "bad"
     assert bad["checks"][-1]["name"] == "rebuild"
-    assert run("health", *store).stdout.splitlines()[-1] == "not healthy"
-    repair_store = run("doctor", "--rebuild", "--write", *store)
+    assert run("store", "health", *store).stdout.splitlines()[-1] == "not healthy"
+    repair_store = run("store", "doctor", "--rebuild", "--write", *store)
     assert repair_store.returncode == 0
     assert "1 heads were rebuilt from the log" in repair_store.stdout
-    assert told("health", *store)["healthy"] is True
-    wrong = run("doctor", "--write", *store)
+    assert told("store", "health", *store)["healthy"] is True
+    wrong = run("store", "doctor", "--write", *store)
     assert (wrong.returncode, "--write needs --rebuild" in wrong.stderr) == (2, True)
     module = run(
+        "store",
         "doctor",
         "--module",
         "tests.queries.work",
@@ -299,14 +302,14 @@ def test_doctor_and_health_end_with_1_when_something_is_bad(path: Path) -> None:
 
 def test_health_lists_active_switches_and_stays_healthy(path: Path) -> None:
     store = ("--store", str(path))
-    calm = told("health", *store)
+    calm = told("store", "health", *store)
     assert (calm["healthy"], calm["switches"], calm["moved_to"]) == (True, [], "")
-    before = run("health", *store)
+    before = run("store", "health", *store)
     assert "stopped" not in before.stdout
     with oncemore.open(path) as engine:
         engine.switches.on(reason="the ledger is wrong", by="operator")
         engine.switches.on(step="squared", reason="the bank is down", by="another")
-    shown = run("health", *store)
+    shown = run("store", "health", *store)
     assert (shown.returncode, shown.stderr) == (0, "")
     lines = [line for line in shown.stdout.splitlines() if line.startswith("stopped")]
     assert len(lines) == 2
@@ -315,27 +318,27 @@ def test_health_lists_active_switches_and_stays_healthy(path: Path) -> None:
     )
     assert lines[1].endswith("by another: the bank is down")
     assert shown.stdout.splitlines()[-1] == "healthy"
-    found = told("health", *store)
+    found = told("store", "health", *store)
     assert [(one["name"], one["by"], one["reason"]) for one in found["switches"]] == [
         ("all_execution", "operator", "the ledger is wrong"),
         ("step:squared", "another", "the bank is down"),
     ]
     change(path, "DELETE FROM head WHERE step='flaky'")
-    assert told("health", *store, code=1)["switches"] == found["switches"], "they hide nothing"
+    assert told("store", "health", *store, code=1)["switches"] == found["switches"], "they hide nothing"
 
 
 def test_health_names_the_new_location_of_a_moved_log(tmp_path: Path) -> None:
     old, new = tmp_path / "old.db", tmp_path / "new.db"
     with oncemore.open(old):
         squared(7)
-    done = run("copy", str(old), str(new), "--reason", "outgrown")
+    done = run("store", "move", str(old), str(new), "--reason", "outgrown")
     assert done.returncode == 0, done.stderr
-    shown = run("health", "--store", str(old))
+    shown = run("store", "health", "--store", str(old))
     assert shown.returncode == 0
     line = f"moved     this log has been moved to sqlite:///{new}; no work starts here"
     assert line in shown.stdout.splitlines()
-    assert told("health", "--store", str(old))["moved_to"] == f"sqlite:///{new}"
-    assert told("health", "--store", str(new))["moved_to"] == ""
+    assert told("store", "health", "--store", str(old))["moved_to"] == f"sqlite:///{new}"
+    assert told("store", "health", "--store", str(new))["moved_to"] == ""
 
 
 @pytest.mark.parametrize(
@@ -345,9 +348,18 @@ def test_health_names_the_new_location_of_a_moved_log(tmp_path: Path) -> None:
         ("show", "abcdef"),
         ("explain", "abcdef"),
         ("replay", "abcdef"),
-        ("tail",),
-        ("doctor",),
-        ("health",),
+        (
+            "store",
+            "tail",
+        ),
+        (
+            "store",
+            "doctor",
+        ),
+        (
+            "store",
+            "health",
+        ),
     ],
     ids=lambda words: words[0],
 )
@@ -369,7 +381,7 @@ def test_a_missing_store_is_a_usage_error_in_every_command(words: tuple[str, ...
         (("replay", "abcdef", "--verify"), "--verify needs --module"),
         (("replay", "--all", "--verify", "--module", "x"), "--verify needs a RUN or a window"),
         (("replay", "--since", "1h", "--until", "2h"), "the window ends before it begins"),
-        (("tail", "--kind", "dataset"), "'dataset' is not one of"),
+        (("store", "tail", "--kind", "dataset"), "'dataset' is not one of"),
     ],
 )
 def test_usage_errors_are_one_sentence_with_advice(path: Path, words: tuple[str, ...], told_: str) -> None:
@@ -391,7 +403,19 @@ def test_a_damaged_store_is_reported_in_one_sentence(path: Path, tmp_path: Path)
             file.unlink()
     with path.open("rb+") as torn:
         torn.truncate(size // 2 + 100)
-    for words in (("runs",), ("doctor", "--rebuild"), ("replay", "--all"), ("health",), ("tail",)):
+    for words in (
+        ("runs",),
+        ("store", "doctor", "--rebuild"),
+        ("replay", "--all"),
+        (
+            "store",
+            "health",
+        ),
+        (
+            "store",
+            "tail",
+        ),
+    ):
         ran = run(*words, "--store", str(path))
         assert ran.returncode == 1, words
         assert "Traceback" not in ran.stderr, ran.stderr
@@ -401,8 +425,8 @@ def test_a_closed_pipe_is_not_an_error(path: Path) -> None:
     for words in (
         ("runs",),
         ("show", key_of(path, "flaky")),
-        ("tail", "-n", "1000"),
-        ("tail", "-f", "-n", "1000"),
+        ("store", "tail", "-n", "1000"),
+        ("store", "tail", "-f", "-n", "1000"),
     ):
         command = [*PROGRAM, *words, "--store", str(path)]
         with subprocess.Popen(
@@ -435,7 +459,7 @@ def test_reading_does_not_wait_for_a_writer(path: Path) -> None:
         holder.send_signal(signal.SIGSTOP)
         began = time.monotonic()
         assert run("runs", "--store", str(path)).returncode == 0
-        assert run("doctor", "--store", str(path)).returncode == 0
+        assert run("store", "doctor", "--store", str(path)).returncode == 0
         assert time.monotonic() - began < 15
         holder.kill()
         holder.wait(30)
@@ -482,9 +506,11 @@ def test_a_shell_completes_runs(path: Path) -> None:
     assert "--correlation" in completed("oncemore runs --cor")
 
 
-@pytest.mark.parametrize("name", ["runs", "show", "explain", "replay", "tail", "doctor", "health"])
+@pytest.mark.parametrize(
+    "name", ["runs", "show", "explain", "replay", "store tail", "store doctor", "store health"]
+)
 def test_every_help_has_examples_that_fit(name: str) -> None:
-    text = run(name, "--help").stdout
+    text = run(*name.split(), "--help").stdout
     examples = text.partition("\nExamples:\n")[2].splitlines()
     assert examples
     assert all("oncemore" in line for line in examples)

@@ -26,10 +26,10 @@ def test_an_encrypted_log_is_readable_with_and_without_its_key(tmp_path: Path) -
     assert without.returncode == 0
     assert "peer went away" not in without.stdout
     assert "encrypted with the key 'turned-1'" in " ".join(
-        run("tail", "--json", "--store", str(path)).stdout.split()
+        run("store", "tail", "--json", "--store", str(path)).stdout.split()
     )
     assert run("explain", key, "--store", str(path)).returncode == 0
-    assert "encrypted" in run("health", "--store", str(path)).stdout
+    assert "encrypted" in run("store", "health", "--store", str(path)).stdout
     names = {
         "ONCEMORE_CODEC": "tests.queries.sealing:codec",
         "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",

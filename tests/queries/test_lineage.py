@@ -60,7 +60,7 @@ def test_a_killed_window_run_again_elsewhere_equals_an_undisturbed_one(tmp_path:
     assert window(tmp_path, "again", **HERE, DIE_AT="2026-10-02") == -signal.SIGKILL
     assert window(tmp_path, "again", **ELSEWHERE) == 0
     whole, again = (str(tmp_path / name / "log.db") for name in ("whole", "again"))
-    held = run("health", "--store", again, "--against", whole)
+    held = run("store", "health", "--store", again, "--against", whole)
     assert held.returncode == 0, held.stdout
     assert "6 results compared" in " ".join(held.stdout.split())
     with open_read_only(whole) as one, open_read_only(again) as other:
@@ -84,7 +84,7 @@ def test_a_killed_window_run_again_elsewhere_equals_an_undisturbed_one(tmp_path:
 def test_a_window_with_different_results_is_reported(tmp_path: Path) -> None:
     assert window(tmp_path, "whole") == window(tmp_path, "dirty", DIRT="dust") == 0
     whole, dirty = (str(tmp_path / name / "log.db") for name in ("whole", "dirty"))
-    found = told("health", "--store", dirty, "--against", whole, code=1)
+    found = told("store", "health", "--store", dirty, "--against", whole, code=1)
     first = found["criteria"][0]
     assert (found["healthy"], first["holds"]) == (False, False)
     assert {example.split()[0] for example in first["examples"]} == {"sample"}
@@ -94,5 +94,5 @@ def test_a_window_with_different_results_is_reported(tmp_path: Path) -> None:
 def test_work_under_another_configuration_is_not_compared(tmp_path: Path) -> None:
     assert window(tmp_path, "whole") == window(tmp_path, "salted", SALT="a pinch", DIRT="dust") == 0
     whole, salted = (str(tmp_path / name / "log.db") for name in ("whole", "salted"))
-    found = told("health", "--store", salted, "--against", whole)
+    found = told("store", "health", "--store", salted, "--against", whole)
     assert "0 results compared" in found["criteria"][0]["observation"]

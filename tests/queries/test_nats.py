@@ -110,9 +110,9 @@ def test_commands_read_and_the_doctor_repairs(url: str) -> None:
     assert "delay" in shell("show", key[:8], "--store", url)[1]
     assert "The policy's own delay" in " ".join(shell("explain", key, "--store", url)[1].split())
     assert shell("replay", "--all", "--store", url)[0] == 0
-    assert shell("tail", "-n", "2", "--store", url)[1].count("\n") == 2
-    assert told("health", "--store", url)["healthy"] is True
-    good = told("doctor", "--rebuild", "--store", url)
+    assert shell("store", "tail", "-n", "2", "--store", url)[1].count("\n") == 2
+    assert told("store", "health", "--store", url)["healthy"] is True
+    good = told("store", "doctor", "--rebuild", "--store", url)
     found = {check["name"]: check for check in good["checks"]}
     assert found["sync mode"]["status"] == "ok"
     assert "sync_interval: always" in found["sync mode"]["observation"]
@@ -126,22 +126,26 @@ def test_commands_read_and_the_doctor_repairs(url: str) -> None:
         )
         assert store.open_maintenance().replace_heads([wrong], store.wait_for_change(0, 0.0)) == 1
     store.close()
-    bad = told("doctor", "--rebuild", "--store", url, code=1)
+    bad = told("store", "doctor", "--rebuild", "--store", url, code=1)
     assert bad["checks"][-1]["observation"].endswith("2 heads are wrong")
-    assert shell("doctor", "--rebuild", "--write", "--store", url)[0] == 0
-    assert told("doctor", "--rebuild", "--store", url)["checks"][-1]["status"] == "ok"
+    assert shell("store", "doctor", "--rebuild", "--write", "--store", url)[0] == 0
+    assert told("store", "doctor", "--rebuild", "--store", url)["checks"][-1]["status"] == "ok"
 
 
 def test_the_doctor_reports_weak_durability_of_a_server(node: nats.Node, url: str) -> None:
     """A server without monitoring is a warning; one that acknowledges before it syncs is bad."""
-    checks = {check["name"]: check for check in told("doctor", "--store", f"{node.url}/whole")["checks"]}
+    checks = {
+        check["name"]: check for check in told("store", "doctor", "--store", f"{node.url}/whole")["checks"]
+    }
     assert checks["sync mode"]["status"] == "warn"
     assert "unverified" in checks["sync mode"]["observation"]
     assert "?monitor=" in checks["sync mode"]["advice"]
     with nats.node(sync="") as lazy:
         address = f"{lazy.url}/lazy?monitor={lazy.monitor}"
         NatsStore(f"{address}&unsafe_ok=true").close()
-        checks = {check["name"]: check for check in told("doctor", "--store", address, code=1)["checks"]}
+        checks = {
+            check["name"]: check for check in told("store", "doctor", "--store", address, code=1)["checks"]
+        }
         assert checks["sync mode"]["status"] == "bad"
         assert "power loss can take away" in checks["sync mode"]["observation"]
 
@@ -165,26 +169,30 @@ def test_a_run_is_submitted_worked_verified_pruned_and_erased(
     (tmp_path / "nats_shop.py").write_text(MODULE, encoding="utf-8")
     at = ("--store", f"{node.url}/shop")
     for order in ("order=B-1", "order=B-2 size=3000000", "order=B-0", "order=B-3"):
-        assert told("submit", "nats_shop:bill", *order.split(), *at)["status"] == "PENDING"
+        assert told("runs", "submit", "nats_shop:bill", *order.split(), *at)["status"] == "PENDING"
     assert (
-        told("cancel", "nats_shop:bill", "order=B-3", "--reason", "withdrawn", *at)["status"] == "HARD_FAIL"
+        told("runs", "cancel", "nats_shop:bill", "order=B-3", "--reason", "withdrawn", *at)["status"]
+        == "HARD_FAIL"
     )
     code, said, complained = shell("worker", "nats_shop", "--drain", *at)
     assert code == 0, said + complained
     states = {row["key"]: row["state"] for row in told("runs", *at)}
     assert sorted(states.values()) == ["COMPLETE", "COMPLETE", "HARD_FAIL", "HARD_FAIL"]
-    assert told("rerun", "nats_shop:bill", "order=B-3", "--reason", "after all", *at)["status"] == "COMPLETE"
-    sizes = told("sizes", *at)
+    assert (
+        told("runs", "rerun", "nats_shop:bill", "order=B-3", "--reason", "after all", *at)["status"]
+        == "COMPLETE"
+    )
+    sizes = told("store", "sizes", *at)
     assert sizes["kinds"]["run"]["bytes"] > 3_000_000
-    assert shell("verify", *at)[0] == 0
-    assert told("prune", "--older-than", "60s", "--yes", "--reason", "tidy", *at)
-    key = told("submit", "nats_shop:bill", "order=B-2", "size=3000000", *at)["key"]
-    code, said, complained = shell("erase", key, "--reason", "asked to", "--yes", *at)
+    assert shell("store", "verify", *at)[0] == 0
+    assert told("store", "prune", "--older-than", "60s", "--yes", "--reason", "tidy", *at)
+    key = told("runs", "submit", "nats_shop:bill", "order=B-2", "size=3000000", *at)["key"]
+    code, said, complained = shell("store", "erase", key, "--reason", "asked to", "--yes", *at)
     assert code == 0, said + complained
-    assert told("sizes", *at)["kinds"]["run"]["bytes"] < 100_000
-    assert shell("verify", *at)[0] == 0
-    assert told("doctor", "--rebuild", *at)["checks"][-1]["status"] == "ok"
-    code, _, complained = shell("backup", "copy.db", *at)
+    assert told("store", "sizes", *at)["kinds"]["run"]["bytes"] < 100_000
+    assert shell("store", "verify", *at)[0] == 0
+    assert told("store", "doctor", "--rebuild", *at)["checks"][-1]["status"] == "ok"
+    code, _, complained = shell("store", "backup", "copy.db", *at)
     assert code != 0
     assert "nats stream backup" in " ".join(complained.split())
     ran = run("exec", "--key", "k", *at, "--", "echo", "done")
@@ -193,10 +201,25 @@ def test_a_run_is_submitted_worked_verified_pruned_and_erased(
 
 def test_a_password_is_never_printed(node: nats.Node, url: str) -> None:
     with_password = re.sub("//", "//ada:c4n4ry@", url, count=1)
-    for words in (("doctor",), ("runs",), ("health",), ("sizes",), ("runs", "--json")):
+    for words in (
+        (
+            "store",
+            "doctor",
+        ),
+        ("runs",),
+        (
+            "store",
+            "health",
+        ),
+        (
+            "store",
+            "sizes",
+        ),
+        ("runs", "--json"),
+    ):
         _, said, complained = shell(*words, "--store", with_password)
         assert "c4n4ry" not in said + complained
-    ran = run("doctor", "--store", with_password)
+    ran = run("store", "doctor", "--store", with_password)
     assert ran.returncode == 0, ran.stderr
     assert f"ada@127.0.0.1:{node.port}/whole" in ran.stdout
     assert "c4n4ry" not in ran.stdout + ran.stderr

@@ -126,9 +126,9 @@ def test_commands_read_and_the_doctor_repairs(url: str) -> None:
     assert "░ delay" in run("show", key[:8], "--store", url).stdout
     assert "The policy's own delay" in " ".join(run("explain", key, "--store", url).stdout.split())
     assert run("replay", "--all", "--store", url).returncode == 0
-    assert run("tail", "-n", "2", "--store", url).stdout.count("\n") == 2
-    assert told("health", "--store", url)["healthy"] is True
-    good = told("doctor", "--rebuild", "--store", url)
+    assert run("store", "tail", "-n", "2", "--store", url).stdout.count("\n") == 2
+    assert told("store", "health", "--store", url)["healthy"] is True
+    good = told("store", "doctor", "--rebuild", "--store", url)
     assert good["checks"][-1]["status"] == "ok"
     assert {check["name"] for check in good["checks"]} >= {
         "engine",
@@ -139,10 +139,10 @@ def test_commands_read_and_the_doctor_repairs(url: str) -> None:
     }
     query(url, "delete from oncemore.head where step = 'flaky'")
     query(url, "update oncemore.head set state = 'PENDING' where step = 'pay'")
-    bad = told("doctor", "--rebuild", "--store", url, code=1)
+    bad = told("store", "doctor", "--rebuild", "--store", url, code=1)
     assert bad["checks"][-1]["observation"].endswith("2 heads are wrong")
-    assert run("doctor", "--rebuild", "--write", "--store", url).returncode == 0
-    assert told("doctor", "--rebuild", "--store", url)["checks"][-1]["status"] == "ok"
+    assert run("store", "doctor", "--rebuild", "--write", "--store", url).returncode == 0
+    assert told("store", "doctor", "--rebuild", "--store", url)["checks"][-1]["status"] == "ok"
     query(url, "update oncemore.log set body = '{}' where seq = 11")
     damaged = run("replay", "--all", "--store", url)
     assert damaged.returncode == 1

@@ -598,8 +598,8 @@ def test_the_list_of_schedules(tmp_path: Path) -> None:
     )
     with FakeClock() as clock, oncemore.open(store) as engine:
         engine.store.load_head("none")  # which creates the store
-        assert told("schedules", "--store", store) == []
-        assert "No schedules yet" in run("schedules", "--store", store).stdout
+        assert told("workflow", "schedules", "--store", store) == []
+        assert "No schedules yet" in run("workflow", "schedules", "--store", store).stdout
         # Three days ago, so that the next tick of the first one is overdue.
         clock.advance(-3 * 86_400)
         worker = oncemore.Worker(engine, [report, tidy])
@@ -607,7 +607,7 @@ def test_the_list_of_schedules(tmp_path: Path) -> None:
         clock.advance(300)
         worker.run_until_idle()
         engine.switches.on(pipeline="house", reason="test", by="operator")
-    first, second = told("schedules", "--store", store)
+    first, second = told("workflow", "schedules", "--store", store)
     assert (first["name"], first["times"], first["tz"], first["missed"]) == (
         "report", "0 6 * * *", "Europe/Berlin", "once",
     )  # fmt: skip
@@ -616,7 +616,7 @@ def test_the_list_of_schedules(tmp_path: Path) -> None:
     assert (second["times"], second["paused_by"]) == ("every 0:05:00", "pipeline:house")
     assert second["ticks"] in (1, 2)  # real time goes on, and may pass a tick
     assert second["last_tick"].endswith("Z")
-    table = run("schedules", "--store", store).stdout
+    table = run("workflow", "schedules", "--store", store).stdout
     assert "paused by the switch pipeline:house" in table
     assert "overdue: no worker takes it" in table
     assert "0 6 * * *" in table

@@ -88,5 +88,7 @@ def test_the_command_draws_and_gives_the_same_bytes(tmp_path: Path) -> None:
     assert "calls" in text
     too_many = run(*words, "--policy", "kfm-loop")
     assert too_many.returncode == 2
-    other = told("storm", "--clients", "9", "--sizes", "1", "--server", "capacity", "--capacity", "2")
+    other = told(
+        "simulate", "storm", "--clients", "9", "--sizes", "1", "--server", "capacity", "--capacity", "2"
+    )
     assert {one["open"] for one in other["averages"]} == {0.0}

@@ -95,7 +95,7 @@ def test_what_the_error_shows_hides_secrets_and_long_values(tmp_path: Path) -> N
     assert "hunter2" not in text
     assert "token=…" in text
     assert len(text) < 1000
-    assert "oncemore rerun" not in text, "another process does not have the token"
+    assert "oncemore runs rerun" not in text, "another process does not have the token"
 
 
 def test_the_call_in_the_error_fits_every_kind_of_parameter(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_the_command_in_the_error_runs_the_step_of_a_script_that_calls_it() -> N
     assert count_runs() == 1
     _, _, command = failed.stderr.rpartition(", or oncemore ")
     words = command.strip().splitlines()[0].split()
-    assert words[:3] == ["rerun", "daily", "--run"]
+    assert words[:3] == ["runs", "rerun", "daily", "--run"]
     Path("fixed").touch()
     done = run_python("-m", "oncemore", *words[:-1], "fixed")
     assert (done.returncode, "COMPLETE" in done.stdout) == (0, True), done.stderr

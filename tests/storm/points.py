@@ -98,8 +98,8 @@ def watch(store: Any) -> None:
                 told = _After(told)
         return told
 
-    def hooked(*, sync: bool) -> Any:
-        cursor = cursor_of(sync=sync)
+    def hooked(sync: bool) -> Any:
+        cursor = cursor_of(sync)
         now = list(inside)
         inside.clear()
         cursor.connection.set_commit_hook(_struck if "commit" in now else None)

@@ -31,6 +31,7 @@ from oncemore.telemetry.alerts import (
     RetryMoment,
     check_rules,
     find_alerts,
+    find_current_alerts,
     name_causes,
 )
 from oncemore.testing import FakeClock
@@ -63,6 +64,16 @@ def test_more_than_the_threshold_within_a_minute_is_one_alert() -> None:
     )  # fmt: skip
     # 21 events within more than a minute are no alert.
     assert find_alerts(moments(21, 3.1), [], RULES) == ()
+
+
+def test_only_the_alerts_of_the_last_minutes_hold_now() -> None:
+    retries = moments(21, 1.0)
+    ends = [RetryMoment(float(n), "book", "HTTP_503", f"run {n}", exhausted=True) for n in range(5)]
+    assert find_current_alerts(retries, ends, 60.0, RULES) == find_alerts(retries, ends, RULES)[::-1]
+    assert find_current_alerts(retries[:20], ends[:4], 60.0, RULES) == ()
+    # A minute later the retries are over; the ends count for a quarter of an hour.
+    assert [alert.kind for alert in find_current_alerts(retries, ends, 90.0, RULES)] == ["exhaustion"]
+    assert find_current_alerts(retries, ends, 2_000.0, RULES) == ()
 
 
 def test_an_episode_is_one_alert_with_its_worst_window_and_a_later_one_another() -> None:

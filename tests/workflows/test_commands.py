@@ -65,7 +65,10 @@ def test_an_operator_signals_a_workflow_that_a_worker_continues(
     assert "due in" not in listed
     explained = " ".join(run_lines(capsys, "explain", row["run_id"]).split())
     assert "It waits for signal 'approved' (approved#1)." in explained
-    assert f"It is waiting for signal 'approved': oncemore signal {row['run_id']} NAME [VALUE]." in explained
+    assert (
+        f"It is waiting for signal 'approved': oncemore workflow signal {row['run_id']} NAME [VALUE]."
+        in explained
+    )
     out = run_lines(capsys, "signal", row["key"], "approved", '{"limit": 5}', "--id", "t-1", "--by", "clerk")
     assert out == f"sent 'approved' to order_flow {row['run_id']}\n"
     out = run_lines(capsys, "signal", row["run_id"], "approved", "--id", "t-1", code=1)
@@ -104,5 +107,5 @@ def test_a_signal_that_reaches_nothing_is_refused(flow: Any, capsys: pytest.Capt
         (("ffffffff", "approved"), "there is no run 'ffffffff'"),
         ((step_key, "approved"), "has ended as COMPLETE"),
     ):
-        assert run_command(["signal", *words, "--store", "log.db"]) == 2
+        assert run_command(["workflow", "signal", *words, "--store", "log.db"]) == 2
         assert text in " ".join(capsys.readouterr().err.split())

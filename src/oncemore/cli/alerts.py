@@ -52,7 +52,9 @@ oncemore alerts --audit audit.jsonl --since 1h
 @json_option
 def alerts(store: str | None, in_json: bool, audit: IO[str] | None, watch: bool, every: float, notify: bool,
            **options: Any) -> int:  # fmt: skip
-    """Report a high rate of retries, and elevated exhaustion with its likely causes.
+    """Report high rates of retries and of exhausted attempts.
+
+    An alert of exhausted attempts names the likely causes.
 
     One alert for each episode. Exit code 1 if there is one. With --watch the period moves with the time, and
     an alert is printed when its episode begins.

@@ -1,4 +1,4 @@
-"""`oncemore carbon` and `oncemore autonomy`: energy and carbon of attempts, and the decisions beside them."""
+"""`oncemore report carbon` and `oncemore control autonomy`: measured figures, and decisions of matrices."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from oncemore.telemetry.autonomy_rules import AutonomyRecord
 
 CARBON_EXAMPLES = """
-oncemore carbon
-oncemore carbon 0193a000 --since 7d
-oncemore carbon --since 2026-11-01 --until 2026-12-01 --json
+oncemore report carbon
+oncemore report carbon 0193a000 --since 7d
+oncemore report carbon --since 2026-11-01 --until 2026-12-01 --json
 """
 AUTONOMY_EXAMPLES = """
-oncemore autonomy
-oncemore autonomy explain p2-batch-reporting
+oncemore control autonomy
+oncemore control autonomy explain p2-batch-reporting
 """
 AUTONOMY_COMMANDS = {"show": "carbon:show", "explain": "carbon:explain"}
 CARBON_HEADS = ("time", "step", "attempt", "state", "Wh", "gCO2e", "USD", "seconds", "method", "matrix")
@@ -112,14 +112,14 @@ def _format_figure(value: float | None, factor: float) -> str:
     default_command="show",
 )
 def autonomy() -> None:
-    """Show whether work runs, is slowed, paused or escalated, and why.
+    """Show whether work runs, is slowed, paused or escalated.
 
     A policy file with the sections `autonomy` or `carbon_budget` has a matrix. It is recorded when an attempt
     under that policy first begins. The default command is `show`.
     """
 
 
-@store_command("show", "oncemore autonomy show\noncemore autonomy show --json")
+@store_command("show", "oncemore control autonomy show\noncemore control autonomy show --json")
 def show(engine: Engine) -> CommandReport:
     """Show the level of every matrix, its budget and its inbox."""
     from oncemore.queries.carbon import list_matrices
@@ -131,7 +131,9 @@ def show(engine: Engine) -> CommandReport:
 
 
 @store_command("explain", AUTONOMY_EXAMPLES)
-@click.argument("name", metavar="MATRIX", help="Name of the policy file, as `oncemore autonomy` lists it.")
+@click.argument(
+    "name", metavar="MATRIX", help="Name of the policy file, as `oncemore control autonomy` lists it."
+)
 def explain(engine: Engine, name: str) -> CommandReport:
     """Explain the decisions of one matrix: when each was made, by which signals, until when it held."""
     from oncemore.queries.carbon import list_decisions

@@ -37,7 +37,7 @@ def records(engine: Engine) -> CommandReport:
 
     Checked of runs: telemetry, forbidden retries, bounds and proofs.
 
-    One line for each finding. Exit code 1 if there is one. `oncemore verify` checks the hashes.
+    One line for each finding. Exit code 1 if there is one. `oncemore store verify` checks the hashes.
     """
     from oncemore.governance.record_checks import check_records
 

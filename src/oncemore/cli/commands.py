@@ -98,13 +98,15 @@ class LazyGroup(click.Group):
     modules          command name to "module:function" below `oncemore.cli`
     default_command  the command to run if none is given; `--json` and `--store` may then precede a command
     takes_words      whether a word that is not a command is an argument of the default command
+    sections         titles with the commands below them in the help; without, all are below "Commands"
     """
 
     def __init__(
         self, *args: Any, modules: dict[str, str], examples: str = "", default_command: str = "",
-        takes_words: bool = False, **kw: Any,
+        takes_words: bool = False, sections: dict[str, tuple[str, ...]] | None = None, **kw: Any,
     ):  # fmt: skip
         super().__init__(*args, **kw)
+        self.sections = sections or {"Commands": tuple(modules)}
         self.takes_words = takes_words
         self.modules = modules
         self.examples = examples
@@ -128,6 +130,31 @@ class LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the command names in the order of the table."""
         return list(self.modules)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, those of the default command too, and then the commands."""
+        default = self.get_command(ctx, self.default_command) if self.default_command else None
+        # A default group, such as `audit`, has no options of its own.
+        if default is not None and not isinstance(default, click.Group):
+            default.format_options(ctx, formatter)
+            self.format_commands(ctx, formatter)
+        else:
+            super().format_options(ctx, formatter)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands by section, with the first sentence of each."""
+        widest = max(map(len, self.modules))
+        for title, names in self.sections.items():
+            with formatter.section(title):
+                # One column for all sections; the width is what click leaves for the text.
+                limit = formatter.width - 6 - widest
+                rows = [(name, self._summary(ctx, name, limit)) for name in names]
+                formatter.write_dl([(name.ljust(widest), text) for name, text in rows])
+
+    def _summary(self, ctx: click.Context, name: str, limit: int) -> str:
+        command = self.get_command(ctx, name)
+        assert command is not None
+        return command.get_short_help_str(limit)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the module of a command and return the command; None if the name is unknown."""
@@ -304,77 +331,62 @@ oncemore demo
 oncemore exec --key report-2026-11 --effect idempotent -- ./monthly-report.sh
 oncemore runs --state HARD_FAIL --since 1d
 oncemore explain 0193a000 --attempt 3
-oncemore simulate --policy policies/quicker.yaml
-oncemore doctor
-oncemore policy list
-oncemore policy show kfm-loop
-oncemore key --operation kill_switch_update --tenant tenant-123
-oncemore export asl nova-cat --out nova-cat.asl.json
-oncemore quarantine list
-oncemore breakers
-oncemore cooldowns list
 oncemore worker shop.orders
-oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
+oncemore quarantine list
+oncemore policy show kfm-loop
+oncemore store doctor
 oncemore lint src
 """
+#: The commands by section, in the order of the help: "module:function" below `oncemore.cli`.
+ROOT_SECTIONS = {
+    "Run work": {
+        "exec": "exec:exec_",
+        "worker": "worker:worker_group",
+        "inbox": "worker:inbox",
+        "relay": "relay:relay",
+        "workflow": "groups:workflow",
+    },
+    "Look": {
+        "runs": "groups:runs",
+        "show": "runs:show",
+        "explain": "runs:explain",
+        "replay": "replay:replay",
+        "watch": "watch:watch",
+        "audit": "audit:audit",
+        "alerts": "alerts:alerts",
+        "dashboard": "dashboard:dashboard",
+    },
+    "Decide": {
+        "quarantine": "quarantine:quarantine",
+        "escalations": "escalations:escalations",
+        "control": "groups:control",
+        "limits": "groups:limits",
+        "policy": "policy:policy",
+    },
+    "Prove and plan": {
+        "check": "checks:check",
+        "ledger": "ledger:ledger",
+        "export": "export:export",
+        "report": "reports:report",
+        "simulate": "groups:simulate",
+    },
+    "Improve code": {
+        "lint": "lint:lint",
+        "migrate": "migrate:migrate",
+        "init": "init:init",
+    },
+    "Maintain": {
+        "store": "groups:store",
+        "completion": "completion:completion",
+        "demo": "demo:demo",
+    },
+}
 
 
 @click.group(
     cls=LazyGroup,
-    modules={
-        # The help lists the commands in this order.
-        "exec": "exec:exec_",
-        "runs": "runs:runs",
-        "show": "runs:show",
-        "explain": "runs:explain",
-        "replay": "replay:replay",
-        "simulate": "simulate:simulate",
-        "storm": "simulate:storm",
-        "tail": "runs:tail",
-        "audit": "audit:audit",
-        "report": "reports:report",
-        "carbon": "carbon:carbon",
-        "autonomy": "carbon:autonomy",
-        "alerts": "alerts:alerts",
-        "doctor": "doctor:doctor",
-        "health": "doctor:health",
-        "policy": "policy:policy",
-        "key": "key:key",
-        "export": "export:export",
-        "asl": "export:asl_branch",
-        "worker": "worker:worker",
-        "inbox": "worker:inbox",
-        "submit": "step_commands:submit",
-        "cancel": "step_commands:cancel",
-        "rerun": "step_commands:rerun",
-        "signal": "control:signal",
-        "quarantine": "quarantine:quarantine",
-        "switch": "control:switch",
-        "approve": "control:approve",
-        "dataset": "datasets:dataset",
-        "escalations": "escalations:escalations",
-        "roles": "roles:roles",
-        "breakers": "limits:breakers",
-        "resources": "limits:resources",
-        "cooldowns": "cooldowns:cooldowns",
-        "schedules": "schedules:schedules",
-        "queues": "schedules:queues",
-        "import": "import_keys:import_",
-        "import-runs": "run_documents:import_runs",
-        "prune": "maintenance:prune",
-        "erase": "maintenance:erase",
-        "backup": "maintenance:backup",
-        "restore": "maintenance:restore",
-        "copy": "maintenance:copy",
-        "sizes": "maintenance:sizes",
-        "verify": "maintenance:verify",
-        "check": "checks:check",
-        "migrate": "migrate:migrate",
-        "init": "init:init",
-        "ledger": "ledger:ledger",
-        "lint": "lint:lint",
-        "demo": "demo:demo",
-    },
+    modules={name: place for section in ROOT_SECTIONS.values() for name, place in section.items()},
+    sections={title: tuple(names) for title, names in ROOT_SECTIONS.items()},
     examples=ROOT_EXAMPLES,
     # click offers only --help by default.
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -390,7 +402,6 @@ oncemore lint src
 def root() -> None:
     """Try it once more. Apply it once.
 
-    Run programs once per key. List, explain and replay runs. Check a store. Inspect policies and export
-    them to Step Functions. Compute keys. Run workers. Decide about quarantined runs. Prune, back up and
-    verify a store.
+    Retries that are bounded, recorded and applied once. `oncemore COMMAND --help` has the options and
+    examples of a command.
     """

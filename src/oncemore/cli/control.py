@@ -1,4 +1,4 @@
-"""`oncemore switch`, `approve` and `signal`: an operator stops work, permits it, or answers a workflow."""
+"""`oncemore control switch` and `approve`, `oncemore workflow signal`: stop work, permit it, answer it."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     from oncemore.steps.engine import Engine
 
 SWITCH_EXAMPLES = """
-oncemore switch on --reason "the ledger is wrong"
-oncemore switch on --step shop.pay --reason "the bank is down until noon"
-oncemore switch status
-oncemore switch off --reason "the ledger is right again"
-oncemore switch off --pipeline ingest --reason "the bad item is in quarantine"
+oncemore control switch on --reason "the ledger is wrong"
+oncemore control switch on --step shop.pay --reason "the bank is down until noon"
+oncemore control switch status
+oncemore control switch off --reason "the ledger is right again"
+oncemore control switch off --pipeline ingest --reason "the bad item is in quarantine"
 """
 SIGNAL_EXAMPLES = """
-oncemore signal 01a1e211 approved
-oncemore signal 01a1e211 approved '{"by": "operator", "limit": 500}' --id ticket-17
+oncemore workflow signal 01a1e211 approved
+oncemore workflow signal 01a1e211 approved '{"by": "operator", "limit": 500}' --id ticket-17
 """
 APPROVE_EXAMPLES = """
-oncemore approve --list
-oncemore approve 01a1e211 --reason "seen: 40 parcels" --expires 1h
-oncemore approve 01a1e211 --revoke --reason "wrong warehouse"
+oncemore control approvals
+oncemore control approve 01a1e211 --reason "seen: 40 parcels" --expires 1h
+oncemore control approve 01a1e211 --revoke --reason "wrong warehouse"
 """
 
 
@@ -73,7 +73,7 @@ _scope_options = combine_options(
 )
 
 
-@store_command("status", "oncemore switch status\noncemore switch status --json")
+@store_command("status", "oncemore control switch status\noncemore control switch status --json")
 def status(engine: Engine) -> CommandReport:
     """List the switches that are on.
 
@@ -108,7 +108,9 @@ def _print_switches(out: OutputWriter, switches: Sequence[ActiveSwitch], moved_t
 
 
 @store_command(
-    "on", 'oncemore switch on --reason "the ledger is wrong"\noncemore switch on --step shop.pay --reason "…"'
+    "on",
+    'oncemore control switch on --reason "the ledger is wrong"\n'
+    'oncemore control switch on --step shop.pay --reason "…"',
 )
 @_scope_options
 @reason_option
@@ -121,7 +123,7 @@ def on(engine: Engine, **decision: Any) -> CommandReport:
     return CommandReport(active, lambda out: out.write_line(text, "yellow"))
 
 
-@store_command("off", 'oncemore switch off --reason "the ledger is right again"')
+@store_command("off", 'oncemore control switch off --reason "the ledger is right again"')
 @_scope_options
 @reason_option
 @decision_options
@@ -154,19 +156,17 @@ def _describe_scope(name: str) -> str:
 
 
 @documented_command("approve", APPROVE_EXAMPLES)
-@click.argument("run", required=False, help="Id or key of a run, or a unique prefix of one.")
-@flag_option("--list listed", "List runs that need an approval, and approvals.")
+@click.argument("run", help="Id or key of a run, or a unique prefix of one.", shell_complete=complete_runs)
 @flag_option("--revoke", "Withdraw an approval.")
-@value_option("--reason", "TEXT", "The reason; it is recorded.")
+@reason_option
 @value_option("--expires", "TIME", "Validity: 1h, 3d; default: one day.", type=DURATION)
 @decision_options
 @store_option
 @json_option
 def approve(
-    run: str | None,
-    listed: bool,
+    run: str,
     revoke: bool,
-    reason: str | None,
+    reason: str,
     expires: float | None,
     by: str | None,
     store: str | None,
@@ -180,20 +180,11 @@ def approve(
     """
     from oncemore.queries.stores import open_existing
 
-    context = click.get_current_context()
-    # click cannot say that exactly one of two parameters is required.
-    if listed == (run is not None):
-        raise click.UsageError("Give the RUN to approve, or --list.", context)
-    # --list needs no reason, so the option is not a required one.
-    if not listed and not reason:
-        raise click.UsageError("Missing option '--reason'.", context)
-    if revoke and (listed or expires is not None):
-        raise click.UsageError("--revoke takes only a RUN and a --reason.", context)
+    if revoke and expires is not None:
+        raise click.UsageError("--revoke takes only a RUN and a --reason.", click.get_current_context())
     options: Any = {"reason": reason, "by": by}
     with open_existing(store) as engine:
-        if listed:
-            report = _list_approvals(engine)
-        elif revoke:
+        if revoke:
             revoked = engine.approvals.revoke(run, **options)
             text = f"revoked the approval of {revoked.step} {revoked.key[:12]}"
             report = CommandReport(revoked, lambda out: out.write_line(text, "yellow"))
@@ -240,10 +231,12 @@ def signal(
     return write_report(report, in_json)
 
 
-def _list_approvals(engine: Engine) -> CommandReport:
-    waiting, approvals = engine.approvals.list_waiting(), engine.approvals.list()
+@store_command("approvals", "oncemore control approvals\noncemore control approvals --json")
+def list_approvals(engine: Engine) -> CommandReport:
+    """List the runs that need an approval, and the approvals."""
+    waiting, given = engine.approvals.list_waiting(), engine.approvals.list()
     return CommandReport(
-        {"waiting": waiting, "approvals": approvals}, lambda out: _print_approvals(out, waiting, approvals)
+        {"waiting": waiting, "approvals": given}, lambda out: _print_approvals(out, waiting, given)
     )
 
 

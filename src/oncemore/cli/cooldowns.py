@@ -1,4 +1,4 @@
-"""`oncemore cooldowns`: list the resources in cooldown, show one, and release it."""
+"""`oncemore limits cooldowns`: list the resources in cooldown, show one, and release it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from oncemore.steps.engine import Engine
 
 EXAMPLES = """
-oncemore cooldowns
-oncemore cooldowns list --provider eso --json
-oncemore cooldowns show 7f0c1a52-5b0e-4a4e-9d3c-0d6a0c7e4a11
-oncemore cooldowns release 7f0c1a52-5b0e-4a4e-9d3c-0d6a0c7e4a11 --reason "the archive is back"
+oncemore limits cooldowns
+oncemore limits cooldowns list --provider eso --json
+oncemore limits cooldowns show 7f0c1a52-5b0e-4a4e-9d3c-0d6a0c7e4a11
+oncemore limits cooldowns release 7f0c1a52-5b0e-4a4e-9d3c-0d6a0c7e4a11 --reason "the archive is back"
 """
 COMMANDS = {"list": "cooldowns:list_", "show": "cooldowns:show", "release": "cooldowns:release"}
 COLUMN_HEADS = ("resource", "provider", "state", "attempts", "eligible in", "last error")
@@ -49,7 +49,7 @@ _resource_argument = click.argument(
 )
 
 
-@store_command("list", "oncemore cooldowns list\noncemore cooldowns list --state all --json")
+@store_command("list", "oncemore limits cooldowns list\noncemore limits cooldowns list --state all --json")
 @choice_option(
     "--state",
     ("READY", "COOLING", "HELD", "DONE", "all"),
@@ -69,7 +69,7 @@ def list_(engine: Engine, **filters: str | None) -> CommandReport:
     )
 
 
-@store_command("show", "oncemore cooldowns show 7f0c1a52-5b0e-4a4e-9d3c-0d6a0c7e4a11")
+@store_command("show", "oncemore limits cooldowns show 7f0c1a52-5b0e-4a4e-9d3c-0d6a0c7e4a11")
 @_resource_argument
 def show(engine: Engine, resource: str) -> CommandReport:
     """Show the record of one resource, its last error and its releases."""
@@ -83,7 +83,7 @@ def show(engine: Engine, resource: str) -> CommandReport:
 
 
 @store_command(
-    "release", 'oncemore cooldowns release 7f0c1a52-5b0e-4a4e-9d3c-0d6a0c7e4a11 --reason "it is back"'
+    "release", 'oncemore limits cooldowns release 7f0c1a52-5b0e-4a4e-9d3c-0d6a0c7e4a11 --reason "it is back"'
 )
 @_resource_argument
 @reason_option
@@ -133,7 +133,7 @@ def _print_resources(out: OutputWriter, resources: Sequence[ResourceRecord], now
     ]
     out.write_table([COLUMN_HEADS, *rows], right=(3,))
     out.write_line()
-    out.write_paragraph(f"Details: `oncemore cooldowns show {resources[0].resource}`", "dim")
+    out.write_paragraph(f"Details: `oncemore limits cooldowns show {resources[0].resource}`", "dim")
 
 
 def _format_eligible(resource: ResourceRecord, now: float) -> str:

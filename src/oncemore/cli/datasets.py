@@ -1,4 +1,4 @@
-"""`oncemore dataset`: register datasets, label them, block them, and list what the gate asks about."""
+"""`oncemore control dataset`: register, label and block datasets, and list what the gate asks about."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from oncemore.steps.engine import Engine
 
 EXAMPLES = """
-oncemore dataset load datasets.yaml --reason "delivery of November"
-oncemore dataset register survey-2026 --set care_label="Public · Low-Risk" --reason "first delivery"
-oncemore dataset label survey-2026 --set care_label="Restricted · Council only" --reason "letter 17"
-oncemore dataset block survey-2026 --reason "the community has objected"
-oncemore dataset show survey-2026
+oncemore control dataset load datasets.yaml --reason "delivery of November"
+oncemore control dataset register survey-2026 --set care_label="Public · Low-Risk" --reason "first delivery"
+oncemore control dataset label survey-2026 --set care_label="Restricted · Council only" --reason "letter 17"
+oncemore control dataset block survey-2026 --reason "the community has objected"
+oncemore control dataset show survey-2026
 """
 STATUSES = ("open", "restricted", "blocked", "withdrawn")
 _NAMES = ("show", "load", "register", "label", "restrict", "block", "withdraw", "release")
@@ -56,7 +56,7 @@ _fields_option = value_option(
 )
 
 
-@store_command("list", "oncemore dataset list\noncemore dataset list --status blocked --json")
+@store_command("list", "oncemore control dataset list\noncemore control dataset list --status blocked --json")
 @choice_option("--status", STATUSES, f"Only this status: {', '.join(STATUSES)}.")
 def list_(engine: Engine, status: str | None) -> CommandReport:
     """List the registered datasets."""
@@ -64,7 +64,9 @@ def list_(engine: Engine, status: str | None) -> CommandReport:
     return CommandReport(found, lambda out: _print_datasets(out, found))
 
 
-@store_command("show", "oncemore dataset show survey-2026\noncemore dataset show survey-2026 --json")
+@store_command(
+    "show", "oncemore control dataset show survey-2026\noncemore control dataset show survey-2026 --json"
+)
 @_id_argument
 def show(engine: Engine, dataset_id: str) -> CommandReport:
     """Show one dataset and its changes, with who, when and why. Exit code 1 if it is not registered."""
@@ -78,7 +80,7 @@ def show(engine: Engine, dataset_id: str) -> CommandReport:
     )
 
 
-@store_command("load", 'oncemore dataset load datasets.yaml --reason "delivery of November"')
+@store_command("load", 'oncemore control dataset load datasets.yaml --reason "delivery of November"')
 @click.argument("file", metavar="FILE", help="YAML file with `datasets:` by id.")
 @reason_option
 @decision_options
@@ -94,7 +96,8 @@ def load(engine: Engine, file: str, reason: str, by: str | None) -> CommandRepor
 
 
 @store_command(
-    "register", 'oncemore dataset register survey-2026 --set care_label="Public · Low-Risk" --reason "…"'
+    "register",
+    'oncemore control dataset register survey-2026 --set care_label="Public · Low-Risk" --reason "…"',
 )
 @_decision_options
 @_fields_option
@@ -103,7 +106,9 @@ def register(engine: Engine, dataset_id: str, fields: Sequence[Any], **decision:
     return _report_change(engine.datasets.register(dataset_id, **_parse_fields(fields), **decision))
 
 
-@store_command("label", 'oncemore dataset label survey-2026 --set rights=denied --reason "the licence ended"')
+@store_command(
+    "label", 'oncemore control dataset label survey-2026 --set rights=denied --reason "the licence ended"'
+)
 @_decision_options
 @_fields_option
 def label(engine: Engine, dataset_id: str, fields: Sequence[Any], **decision: Any) -> CommandReport:
@@ -111,7 +116,9 @@ def label(engine: Engine, dataset_id: str, fields: Sequence[Any], **decision: An
     return _report_change(engine.datasets.label(dataset_id, **_parse_fields(fields), **decision))
 
 
-@store_command("restrict", 'oncemore dataset restrict survey-2026 --operation count --reason "only counts"')
+@store_command(
+    "restrict", 'oncemore control dataset restrict survey-2026 --operation count --reason "only counts"'
+)
 @_decision_options
 @value_option("--operation operations", "NAME", "A permitted operation; may be repeated.", multiple=True)
 def restrict(engine: Engine, dataset_id: str, operations: Sequence[str], **decision: Any) -> CommandReport:
@@ -119,21 +126,21 @@ def restrict(engine: Engine, dataset_id: str, operations: Sequence[str], **decis
     return _report_change(engine.datasets.restrict(dataset_id, operations=operations, **decision))
 
 
-@store_command("block", 'oncemore dataset block survey-2026 --reason "the community has objected"')
+@store_command("block", 'oncemore control dataset block survey-2026 --reason "the community has objected"')
 @_decision_options
 def block(engine: Engine, dataset_id: str, **decision: Any) -> CommandReport:
     """Block a dataset: no attempt on it begins any more."""
     return _report_change(engine.datasets.block(dataset_id, **decision))
 
 
-@store_command("withdraw", 'oncemore dataset withdraw survey-2026 --reason "letter of the council"')
+@store_command("withdraw", 'oncemore control dataset withdraw survey-2026 --reason "letter of the council"')
 @_decision_options
 def withdraw(engine: Engine, dataset_id: str, **decision: Any) -> CommandReport:
     """Mark a dataset as withdrawn: no attempt on it begins any more."""
     return _report_change(engine.datasets.withdraw(dataset_id, **decision))
 
 
-@store_command("release", 'oncemore dataset release survey-2026 --reason "the council has agreed"')
+@store_command("release", 'oncemore control dataset release survey-2026 --reason "the council has agreed"')
 @_decision_options
 def release(engine: Engine, dataset_id: str, **decision: Any) -> CommandReport:
     """Open a dataset again; quarantined runs stay in quarantine until they are decided."""

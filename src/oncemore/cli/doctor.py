@@ -1,4 +1,4 @@
-"""`oncemore doctor` and `oncemore health`: check a store."""
+"""`oncemore store doctor` and `oncemore store health`: check a store."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from oncemore.queries.store_checks import DoctorCheck
 
 DOCTOR_EXAMPLES = """
-oncemore doctor
-oncemore doctor --module flows.load --module flows.send
-oncemore doctor --rebuild
-oncemore doctor --rebuild --write
-oncemore doctor --remove-companions --yes
+oncemore store doctor
+oncemore store doctor --module flows.load --module flows.send
+oncemore store doctor --rebuild
+oncemore store doctor --rebuild --write
+oncemore store doctor --remove-companions --yes
 """
 HEALTH_EXAMPLES = """
-oncemore health
-oncemore health --store postgresql://host/database --json
-oncemore health --store again.db --against undisturbed.db
+oncemore store health
+oncemore store health --store postgresql://host/database --json
+oncemore store health --store again.db --against undisturbed.db
 """
 STATUS_COLORS: dict[str, Color] = {"ok": "green", "warn": "yellow", "bad": "red"}
 

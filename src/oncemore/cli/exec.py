@@ -58,7 +58,7 @@ OPTION_GROUPS = {
 @value_option("--name", "NAME", "Namespace of the key; the step is called exec:NAME.")
 @value_option("--input inputs", "FILE", "File that counts by name and content.", multiple=True)
 @value_option("--tenant", "ID", "Tenant; a part of the key.")
-@value_option("--dataset", "ID", "Dataset that the program works on; see `oncemore dataset`.")
+@value_option("--dataset", "ID", "Dataset that the program works on; see `oncemore control dataset`.")
 @value_option("--operation", "NAME", "Operation that it does to the dataset; default: the step's name.")
 @value_option("--masking", "N", "Level at which it masks the data, 0 to 100.", type=WholeNumber(0, 100))
 @value_option("--correlation-id", "ID", "Correlation id of all records.")

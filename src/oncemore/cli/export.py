@@ -42,14 +42,7 @@ oncemore export asl --check nova-cat.asl.json
     """,
 )
 def export() -> None:
-    """Export policies, workflows, runs and their lineage to other systems."""
-
-
-@click.group(
-    "asl", cls=LazyGroup, modules={"export": "export:export_asl"}, examples="oncemore asl export nova-cat"
-)
-def asl_branch() -> None:
-    """Export to Step Functions: `asl export` is `export asl`."""
+    """Export runs, lineage and policies to other systems."""
 
 
 @documented_command("asl", EXAMPLES)
@@ -107,11 +100,6 @@ def asl(
     )
     _print_definition(out, exported, file)
     return 0
-
-
-# `oncemore asl export` is the same command under the name that AWS users look for.
-export_asl = documented_command("export", EXAMPLES.replace("export asl", "asl export"))(asl.callback)
-export_asl.params = asl.params
 
 
 def _parse_functions(pairs: tuple[str, ...]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`oncemore import`: mark keys as complete that another system has processed."""
+"""`oncemore store import`: mark keys as complete that another system has processed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from oncemore.steps.engine import Engine
 
 EXAMPLES = """
-oncemore import --step shop.orders:pay done.csv --dry-run
-oncemore import --step shop.orders:pay done.csv --reason 'paid before we moved in'
-oncemore import --step shop.orders:pay --column order=id --result-column out done.csv
+oncemore store import --step shop.orders:pay done.csv --dry-run
+oncemore store import --step shop.orders:pay done.csv --reason 'paid before we moved in'
+oncemore store import --step shop.orders:pay --column order=id --result-column r a.csv
 """
 
 

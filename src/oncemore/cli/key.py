@@ -1,4 +1,4 @@
-"""`oncemore key`: compute an idempotency key, and list the operations on the record of a key."""
+"""`oncemore runs key`: compute an idempotency key, and list the operations on the record of a key."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from oncemore.queries.keys import KeyOperation
 
 EXAMPLES = """
-oncemore key --operation kill_switch_update --tenant tenant-123 --param switch_name=all
-oncemore key --operation kill_switch_update --params '{"limits": [1, 2]}' --legacy
-echo '{"operation": "kill_switch_update", "tenant_id": "tenant-123"}' | oncemore key -
+oncemore runs key --operation kill_switch_update --tenant t-1 --param switch_name=all
+oncemore runs key --operation kill_switch_update --params '{"limits": [1, 2]}' --legacy
+echo '{"operation": "kill_switch_update", "tenant_id": "t-1"}' | oncemore runs key -
 """
 SHOW = """
-oncemore key show b4b6cd73
-oncemore key show b4b6cd73 --audit audit.jsonl --json
+oncemore runs key show b4b6cd73
+oncemore runs key show b4b6cd73 --audit audit.jsonl --json
 """
 COLUMN_HEADS = ("time", "action", "correlation id", "operation", "source")
 

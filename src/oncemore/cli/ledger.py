@@ -124,14 +124,10 @@ def checkpoint(engine: Engine, key: str, copy: str, out: str) -> CommandReport:
 
 def _load_keys(files: Sequence[str]) -> list[VerifyKey]:
     """Return the public keys in files; without files, that of the setting `ledger_key` if there is one."""
-    from oncemore.governance.keys import load_verify_key, public_file_of
-    from oncemore.queries.stores import settings_for
+    from oncemore.governance.keys import load_verify_key
+    from oncemore.queries.ledger import load_ledger_keys
 
-    if files:
-        return [load_verify_key(file) for file in files]
-    private = settings_for().ledger_key
-    public = public_file_of(Path(private)) if private else None
-    return [load_verify_key(public)] if public is not None and public.exists() else []
+    return [load_verify_key(file) for file in files] if files else load_ledger_keys()
 
 
 def _read_text(file: str) -> str:

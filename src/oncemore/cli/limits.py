@@ -1,4 +1,4 @@
-"""`oncemore breakers` and `oncemore resources`: circuit breakers, rate limits and retry budgets."""
+"""`oncemore limits breakers` and `oncemore limits rates`: circuit breakers, rate limits and retry budgets."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from oncemore.steps.engine import Engine
 
 BREAKER_EXAMPLES = """
-oncemore breakers --json
-oncemore breakers list --state OPEN --json
-oncemore breakers show stac.example
-oncemore breakers reset stac.example --by operator --reason 'it was our own network'
+oncemore limits breakers --json
+oncemore limits breakers list --state OPEN --json
+oncemore limits breakers show stac.example
+oncemore limits breakers reset stac.example --by operator --reason 'it was our own network'
 """
-RESOURCE_EXAMPLES = """
-oncemore resources
-oncemore resources show stac.example --json
+RATE_EXAMPLES = """
+oncemore limits rates
+oncemore limits rates show stac.example --json
 """
 BREAKER_HEADS = ("provider", "state", "next call in", "failures", "opened", "last error")
 BREAKER_STATES = ("CLOSED", "OPEN", "HALF_OPEN")
@@ -51,7 +51,7 @@ def breakers() -> None:
     """
 
 
-@store_command("list", "oncemore breakers list\noncemore breakers list --state OPEN --json")
+@store_command("list", "oncemore limits breakers list\noncemore limits breakers list --state OPEN --json")
 @choice_option("--state", BREAKER_STATES, f"Only {', '.join(BREAKER_STATES)}.")
 def list_(engine: Engine, state: str | None) -> CommandReport:
     """List the circuit breakers of a store, open ones first."""
@@ -61,7 +61,9 @@ def list_(engine: Engine, state: str | None) -> CommandReport:
     return CommandReport([view._asdict() for view in views], lambda out: _print_breakers(out, views, now))
 
 
-@store_command("show", "oncemore breakers show stac.example\noncemore breakers show stac.example --json")
+@store_command(
+    "show", "oncemore limits breakers show stac.example\noncemore limits breakers show stac.example --json"
+)
 @_provider_argument
 def show(engine: Engine, name: str) -> CommandReport:
     """Show one circuit breaker and its latest events."""
@@ -73,7 +75,7 @@ def show(engine: Engine, name: str) -> CommandReport:
 
 
 @store_command(
-    "reset", "oncemore breakers reset stac.example --by operator --reason 'it was our own network'"
+    "reset", "oncemore limits breakers reset stac.example --by operator --reason 'it was our own network'"
 )
 @_provider_argument
 @reason_option
@@ -90,13 +92,13 @@ def reset(engine: Engine, name: str, reason: str, by: str | None) -> CommandRepo
 
 
 @click.group(
-    "resources",
+    "rates",
     cls=LazyGroup,
-    modules={"list": "limits:list_resources", "show": "limits:show_resource"},
-    examples=RESOURCE_EXAMPLES,
+    modules={"list": "limits:list_rates", "show": "limits:show_rate"},
+    examples=RATE_EXAMPLES,
     default_command="list",
 )
-def resources() -> None:
+def rates() -> None:
     """Show the shared limits of providers.
 
     The concurrency limit, the rate limit and the retry budget that all processes on the store share. The
@@ -104,8 +106,8 @@ def resources() -> None:
     """
 
 
-@store_command("list", "oncemore resources list\noncemore resources list --json")
-def list_resources(engine: Engine) -> CommandReport:
+@store_command("list", "oncemore limits rates list\noncemore limits rates list --json")
+def list_rates(engine: Engine) -> CommandReport:
     """List concurrency limits, rate limits and retry budgets by provider."""
     from oncemore.queries.limits import list_quotas
 
@@ -113,14 +115,28 @@ def list_resources(engine: Engine) -> CommandReport:
     return CommandReport([quota._asdict() for quota in quotas], lambda out: _print_quotas(out, quotas, now))
 
 
-@store_command("show", "oncemore resources show stac.example\noncemore resources show stac.example --json")
+@store_command(
+    "show", "oncemore limits rates show stac.example\noncemore limits rates show stac.example --json"
+)
 @_provider_argument
-def show_resource(engine: Engine, name: str) -> CommandReport:
+def show_rate(engine: Engine, name: str) -> CommandReport:
     """Show the limits and the retry budget of one provider."""
     from oncemore.queries.limits import load_quota
 
     quota, now = load_quota(engine, name), engine.now()
     return CommandReport(quota._asdict(), lambda out: _print_quotas(out, [quota], now))
+
+
+@store_command("budgets", "oncemore limits budgets\noncemore limits budgets --json")
+def list_budgets(engine: Engine) -> CommandReport:
+    """List the retry budgets of providers.
+
+    A retry costs a token; a success earns a part of one. Without tokens, failures are not retried.
+    """
+    from oncemore.queries.limits import list_quotas
+
+    quotas = [quota for quota in list_quotas(engine) if quota.capacity]
+    return CommandReport([quota._asdict() for quota in quotas], lambda out: _print_budgets(out, quotas))
 
 
 # The formats are imported by the functions that print: `oncemore --help` imports this module for its help.
@@ -193,6 +209,14 @@ def _print_quotas(out: OutputWriter, quotas: Sequence[QuotaRecord], now: float) 
         for quota in quotas
     ]
     out.write_table([("provider", "concurrency", "rate limit", "retry budget", "throttled"), *rows])
+
+
+def _print_budgets(out: OutputWriter, quotas: Sequence[QuotaRecord]) -> None:
+    if not quotas:
+        out.write_line("No retry budget has been used yet.", "green")
+        return
+    rows = [(quota.name, _format_budget(quota), f"{quota.tokens / quota.capacity:.0%}") for quota in quotas]
+    out.write_table([("provider", "tokens", "left"), *rows], right=(2,))
 
 
 def _format_concurrency(quota: QuotaRecord) -> str:

@@ -60,7 +60,9 @@ def lint(
     in_json: bool, explain: str | None, statistics: bool, fix: bool, diff: bool, baseline: str | None,
     write_baseline: bool,
 ) -> int:  # fmt: skip
-    """Find retries that hurt: without a limit, without backoff, of payments, without a timeout.
+    """Find retry loops that hurt, and mend them.
+
+    It finds retries without a limit or backoff, of payments, and calls without a timeout.
 
     PATH is a file, a folder or - for standard input; the default is the working directory. The code is read
     and never executed. Exit code 1 if there is a finding, 2 if the command line or the settings are wrong.

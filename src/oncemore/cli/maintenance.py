@@ -1,4 +1,4 @@
-"""Maintenance of a store: `oncemore prune`, `erase`, `backup`, `restore`, `copy`, `sizes` and `verify`."""
+"""Maintenance: `oncemore store prune`, `erase`, `backup`, `accept-copy`, `move`, `sizes` and `verify`."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from oncemore.steps.engine import Engine
 
 MAX_DOUBTFUL_RUNS = 50
-COPY_EXAMPLES = """
-oncemore copy .oncemore/log.db postgresql://db/work --reason "a second machine joins"
-oncemore copy postgresql://db/work /srv/log.db --reason "back to one machine"
-oncemore copy .oncemore/log.db postgresql://db/work --abandon --reason "not today"
+MOVE_EXAMPLES = """
+oncemore store move .oncemore/log.db postgresql://db/work --reason "a second machine joins"
+oncemore store move postgresql://db/work /srv/log.db --reason "back to one machine"
+oncemore store move .oncemore/log.db postgresql://db/work --abandon --reason "not today"
 """
 EVIDENCE_HINT = "Stop writing to this store, restore a backup, and keep this file as evidence."
 
@@ -67,7 +67,9 @@ def make_progress_counter(unit: str) -> Callable[..., object]:
 
 
 @documented_command(
-    "prune", "oncemore prune --older-than 90d --dry-run\noncemore prune\noncemore prune --step shop.pay"
+    "prune",
+    "oncemore store prune --older-than 90d --dry-run\noncemore store prune\n"
+    "oncemore store prune --step shop.pay",
 )
 @store_option
 @value_option("--older-than", "TIME", "Runs that finished this long ago: 90d, 12h.", type=DURATION)
@@ -143,7 +145,9 @@ def _format_runs(count: int) -> str:
     return f"{count} run{'' if count == 1 else 's'}"
 
 
-@documented_command("erase", "oncemore erase 9f86d081884c --reason 'asked to by the customer, case 17' --yes")
+@documented_command(
+    "erase", "oncemore store erase 9f86d081884c --reason 'asked to by the customer, case 17' --yes"
+)
 @click.argument("key", help="Key of the run, or its first 8 or more characters.")
 @store_option
 @reason_option
@@ -172,7 +176,7 @@ def erase(key: str, store: str | None, reason: str, by: str | None, yes: bool, i
     return write_report(CommandReport(report, print_text, 1 if report.remaining else 0), in_json)
 
 
-@store_command("backup", "oncemore backup /backups/log-2026-11-16.db")
+@store_command("backup", "oncemore store backup /backups/log-2026-11-16.db")
 @click.argument("file", type=click.Path(dir_okay=False), help="The new file; an existing file is refused.")
 @value_option("--reason", "TEXT", "The reason; it is recorded.", default="backup")
 @by_option
@@ -180,7 +184,7 @@ def backup(engine: Engine, file: str, reason: str, by: str | None) -> CommandRep
     """Copy a store to a new file while it is in use.
 
     The copy is verified before it gets its name. No work with an effect runs on a copy until
-    `oncemore restore --acknowledge`. Artifact files are beside the store; copy them as files.
+    `oncemore store accept-copy --acknowledge`. Artifact files are beside the store; copy them as files.
     """
     report = engine.backup(file, reason=reason, by=by, progress=make_progress_counter("pages"))
     text = f"{report.path}: {report.entries:,} entries, {report.bytes:,} bytes, verified"
@@ -188,14 +192,17 @@ def backup(engine: Engine, file: str, reason: str, by: str | None) -> CommandRep
 
 
 @documented_command(
-    "restore", "oncemore restore\noncemore restore --acknowledge --reason 'the original is lost'"
+    "accept-copy",
+    "oncemore store accept-copy\noncemore store accept-copy --acknowledge --reason 'the original is lost'",
 )
 @store_option
 @flag_option("--acknowledge", "Allow work on the copy; check the runs in doubt first.")
 @value_option("--reason", "TEXT", "The reason; it is recorded.")
 @by_option
 @json_option
-def restore(store: str | None, acknowledge: bool, reason: str | None, by: str | None, in_json: bool) -> int:
+def accept_copy(
+    store: str | None, acknowledge: bool, reason: str | None, by: str | None, in_json: bool
+) -> int:
     """Show whether a store is a held copy, and release it.
 
     A copy of a store is held: no work with an effect runs on it, because the original may have done the same
@@ -239,12 +246,12 @@ def _print_doubtful_runs(out: OutputWriter, runs: list[Any]) -> None:
     out.write_paragraph(
         "In doubt are the runs above, which may have continued in the original, and every key that this copy "
         "does not have: it may have been completed after the copy was made. Check these in the systems that "
-        "the work writes to, mark completed keys (`oncemore import`), then run "
-        "`oncemore restore --acknowledge --reason …`."
+        "the work writes to, mark completed keys (`oncemore store import`), then run "
+        "`oncemore store accept-copy --acknowledge --reason …`."
     )
 
 
-@store_command("sizes", "oncemore sizes\noncemore sizes --json")
+@store_command("sizes", "oncemore store sizes\noncemore store sizes --json")
 def sizes(engine: Engine) -> CommandReport:
     """Print the number of entries and the disk space of a store."""
     measured = engine.measure_sizes()
@@ -267,7 +274,7 @@ def _print_sizes(out: OutputWriter, sizes: StoreSizes) -> None:
     out.write_table([("space", "bytes"), *spaces], right=(1,))
 
 
-@documented_command("verify", "oncemore verify\noncemore verify --json")
+@documented_command("verify", "oncemore store verify\noncemore store verify --json")
 @store_option
 @json_option
 def verify(store: str | None, in_json: bool) -> int:
@@ -301,14 +308,14 @@ def verify(store: str | None, in_json: bool) -> int:
     return 0
 
 
-@documented_command("copy", COPY_EXAMPLES)
+@documented_command("move", MOVE_EXAMPLES)
 @click.argument("source", metavar="FROM", help="The existing store: a path or a URL.")
 @click.argument("target", metavar="TO", help="An empty store, or one that an interrupted copy began to fill.")
 @flag_option("--abandon", "Give up an unfinished move; work continues in FROM.")
 @reason_option
 @by_option
 @json_option
-def copy(source: str, target: str, abandon: bool, reason: str, by: str | None, in_json: bool) -> int:
+def move(source: str, target: str, abandon: bool, reason: str, by: str | None, in_json: bool) -> int:
     """Move a log to another store, every chain intact.
 
     FROM is closed first: no work starts there again. TO opens after both stores have been read back and have

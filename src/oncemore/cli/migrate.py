@@ -30,7 +30,9 @@ oncemore migrate stamina . --check
 def migrate(
     library: str, paths: tuple[str, ...], diff: bool, check: bool, write: bool, exact: bool
 ) -> CommandReport:
-    """Rewrite calls of another retry library to oncemore, with the same attempts and delays.
+    """Rewrite calls of another retry library to oncemore.
+
+    The attempts and delays stay the same.
 
     Each call is listed: rewritten, with all that the new call does differently, or left alone, with the
     reason. Formatting and comments are kept. The code is read and never executed. Exit code 2 if a file

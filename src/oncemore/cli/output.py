@@ -15,7 +15,7 @@ from oncemore._redact import show_controls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import Final, Literal, Self, TextIO
 
@@ -64,10 +64,16 @@ class OutputWriter:
         except (OSError, ValueError):
             return DEFAULT_WIDTH
 
-    def write_line(self, text: str = "", color: Color = "") -> None:
-        """Write one line; control characters are escaped, so that stored text cannot control the terminal."""
+    def write_line(self, text: str = "", color: Color = "", *, word: str = "") -> None:
+        """Write one line; control characters are escaped, so that stored text cannot control the terminal.
+
+        word  the only part of the line that gets the color
+        """
         shown = show_controls(text.rstrip())
-        self._write_text(f"\033[{_COLOR_CODES[color]}m{shown}\033[0m" if color and self.has_colors else shown)
+        if color and self.has_colors:
+            before, part, after = shown.partition(word) if word else ("", shown, "")
+            shown = f"{before}\033[{_COLOR_CODES[color]}m{part}\033[0m{after}"
+        self._write_text(shown)
 
     def status(self, text: str) -> None:
         """Replace the unfinished last line of a terminal; an empty text removes it."""
@@ -88,11 +94,17 @@ class OutputWriter:
             self.write_line(line, color)
 
     def write_table(
-        self, rows: Sequence[Sequence[str]], indent: str = "", *, right: Iterable[int] = ()
+        self,
+        rows: Sequence[Sequence[str]],
+        indent: str = "",
+        *,
+        right: Iterable[int] = (),
+        colors: Mapping[str, Color] | None = None,
     ) -> None:
         """Write rows in columns, the first row as header; the last column is wrapped.
 
-        right  the numbers of right-aligned columns
+        right   the numbers of right-aligned columns
+        colors  the colors of cells by their text, such as the names of states
         """
         right_aligned = set(right)
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -107,18 +119,22 @@ class OutputWriter:
             ]
             lead = indent + "".join(f"{cell}{gap}" for cell in cells)
             end = row[-1].rjust(widths[-1]) if len(row) - 1 in right_aligned else row[-1]
-            self._write_row(lead, end, "dim" if number == 0 else "")
+            if number == 0:
+                self._write_row(lead, end, "dim")
+            else:
+                word = next((cell for cell in row if colors is not None and cell in colors), "")
+                self._write_row(lead, end, colors[word] if colors is not None and word else "", word)
 
-    def _write_row(self, lead: str, last: str, color: Color) -> None:
+    def _write_row(self, lead: str, last: str, color: Color, word: str = "") -> None:
         room = self.width - len(lead)
-        if len(last) <= room or room < MIN_COLUMN_WIDTH:
-            self.write_line(lead + last, color)
-        else:
+        first, rest = last, list[str]()
+        if len(last) > room >= MIN_COLUMN_WIDTH:
             from textwrap import wrap
 
             first, *rest = wrap(last, room, break_on_hyphens=False, break_long_words=False)
-            for prefix, text in [(lead, first), *((" " * len(lead), line) for line in rest)]:
-                self.write_line(prefix + text, color)
+        self.write_line(lead + first, color, word=word)
+        for line in rest:
+            self.write_line(" " * len(lead) + line, "" if word else color)
 
     def write_json(self, value: object) -> None:
         """Write one JSON document."""

@@ -41,7 +41,7 @@ oncemore policy propose policies/mine.yaml --out policies/mine-2.yaml --json
 def propose(
     policy: str, out: str, since: str, until: str | None, min_runs: int, store: str | None, in_json: bool
 ) -> int:
-    """Write a better version of a policy, from the runs that were recorded under it.
+    """Write a better version of a policy, from recorded runs.
 
     Other numbers of attempts and other delays are simulated on the recorded runs. A proposal saves attempts
     or time, and lets no run fail or miss its deadline that did not before. It is a file to review and sign;

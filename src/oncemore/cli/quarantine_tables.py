@@ -19,7 +19,7 @@ _CHOICE_TEXTS = {
     "release": "release  continue normally",
     "reject": "reject   end permanently",
     "rerun": "rerun    continue with more attempts",
-    "approve": "approve  allow the start (`oncemore approve`)",
+    "approve": "approve  allow the start (`oncemore control approve`)",
     "settle": "settle   record the outcome: --applied JSON, or --not-applied",
 }
 

@@ -33,11 +33,15 @@ oncemore report sustainability --since 7d --figure energy_kwh
 @click.group(
     "report",
     cls=LazyGroup,
-    modules={"reliability": "reports:reliability", "sustainability": "reports:sustainability"},
+    modules={
+        "reliability": "reports:reliability",
+        "sustainability": "reports:sustainability",
+        "carbon": "carbon:carbon",
+    },
     examples=EXAMPLES,
 )
 def report() -> None:
-    """Write a review of a period, with the records behind every figure."""
+    """Write a review of a period; list its energy and carbon."""
 
 
 period_options = combine_options(

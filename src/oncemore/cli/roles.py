@@ -1,4 +1,4 @@
-"""`oncemore roles`: who may make decisions about a store."""
+"""`oncemore control roles`: who may make decisions about a store."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from oncemore.steps.engine import Engine
 
 EXAMPLES = """
-oncemore roles
-oncemore roles assign archivist reviewer --reason "head of the archive"
-oncemore roles assign uid:1002 operator --reason "on call"
-oncemore roles remove uid:1002 --reason "left the team"
-oncemore roles key add archivist archivist.pub --role reviewer --reason "decides by signature"
-oncemore roles token create duty --role operator --expires 90d --reason "dashboard"
+oncemore control roles
+oncemore control roles assign archivist reviewer --reason "head of the archive"
+oncemore control roles assign uid:1002 operator --reason "on call"
+oncemore control roles remove uid:1002 --reason "left the team"
+oncemore control roles key add archivist archivist.pub --role reviewer --reason "decides by signature"
+oncemore control roles token create duty --role operator --expires 90d --reason "dashboard"
 """
 COMMANDS = {
     "list": "roles:list_",
@@ -39,13 +39,13 @@ COMMANDS = {
     "token": "roles:token",
 }
 EXAMPLES_OF_KEYS = """
-oncemore roles key add archivist archivist.pub --role reviewer --reason "decides by signature"
-oncemore roles key remove SHA256:… --reason "the laptop was stolen"
+oncemore control roles key add archivist archivist.pub --role reviewer --reason "decides by signature"
+oncemore control roles key remove SHA256:… --reason "the laptop was stolen"
 """
 EXAMPLES_OF_TOKENS = """
-oncemore roles token create duty --role operator --expires 90d --reason "dashboard"
-oncemore roles token list
-oncemore roles token revoke 1a2b3c4d --reason "left the team"
+oncemore control roles token create duty --role operator --expires 90d --reason "dashboard"
+oncemore control roles token list
+oncemore control roles token revoke 1a2b3c4d --reason "left the team"
 """
 
 
@@ -84,7 +84,7 @@ _role_option = value_option("--role", "ROLE", "viewer, operator or reviewer.", r
 _reasoned = combine_options(reason_option, decision_options)
 
 
-@store_command("list", "oncemore roles list\noncemore roles list --json")
+@store_command("list", "oncemore control roles list\noncemore control roles list --json")
 def list_(engine: Engine) -> CommandReport:
     """List users, keys and tokens by role, and your own role."""
     members, keys, tokens = engine.roles.list(), engine.roles.list_keys(), engine.roles.list_tokens()
@@ -116,7 +116,7 @@ def _describe_token(token: Any) -> str:
     return f"{token.token_id}, until {format_time(token.expires_at)}"
 
 
-@store_command("assign", 'oncemore roles assign archivist reviewer --reason "head of the archive"')
+@store_command("assign", 'oncemore control roles assign archivist reviewer --reason "head of the archive"')
 @_user_argument
 @click.argument("role", metavar="ROLE", help="viewer, operator or reviewer.")
 @_reasoned
@@ -126,7 +126,7 @@ def assign(engine: Engine, user: str, role: str, **decision: Any) -> CommandRepo
     return CommandReport(engine.roles.list(), lambda out: out.write_line(f"{user} is {role}", "green"))
 
 
-@store_command("remove", 'oncemore roles remove uid:1002 --reason "left the team"')
+@store_command("remove", 'oncemore control roles remove uid:1002 --reason "left the team"')
 @_user_argument
 @_reasoned
 def remove(engine: Engine, user: str, **decision: Any) -> CommandReport:
@@ -135,7 +135,7 @@ def remove(engine: Engine, user: str, **decision: Any) -> CommandReport:
     return CommandReport(engine.roles.list(), lambda out: out.write_line(f"{user} has no role", "yellow"))
 
 
-@store_command("add", 'oncemore roles key add archivist archivist.pub --role reviewer --reason "…"')
+@store_command("add", 'oncemore control roles key add archivist archivist.pub --role reviewer --reason "…"')
 @_name_argument
 @click.argument("file", metavar="FILE", help="The public key: ssh-ed25519, in the format of OpenSSH.")
 @_role_option
@@ -147,8 +147,10 @@ def add_key(engine: Engine, name: str, file: str, role: str, **decision: Any) ->
     return CommandReport(added, lambda out: out.write_line(text, "green"))
 
 
-@store_command("remove", 'oncemore roles key remove SHA256:… --reason "the laptop was stolen"')
-@click.argument("key_id", metavar="KEY", help="The key id, as `oncemore roles` and `ssh-keygen -l` print it.")
+@store_command("remove", 'oncemore control roles key remove SHA256:… --reason "the laptop was stolen"')
+@click.argument(
+    "key_id", metavar="KEY", help="The key id, as `oncemore control roles` and `ssh-keygen -l` print it."
+)
 @_reasoned
 def remove_key(engine: Engine, key_id: str, **decision: Any) -> CommandReport:
     """Remove a key: it signs no further decision. Decisions that it has signed stay valid."""
@@ -158,7 +160,7 @@ def remove_key(engine: Engine, key_id: str, **decision: Any) -> CommandReport:
 
 
 @store_command(
-    "create", 'oncemore roles token create duty --role operator --expires 90d --reason "dashboard"'
+    "create", 'oncemore control roles token create duty --role operator --expires 90d --reason "dashboard"'
 )
 @_name_argument
 @_role_option
@@ -178,7 +180,7 @@ def create_token(engine: Engine, name: str, role: str, expires: float, **decisio
     return CommandReport({"token": created, "name": name, "role": role}, print_text)
 
 
-@store_command("list", "oncemore roles token list")
+@store_command("list", "oncemore control roles token list")
 def list_tokens(engine: Engine) -> CommandReport:
     """List the tokens that were not revoked, without their secrets."""
     from oncemore.queries.times import format_time
@@ -204,9 +206,9 @@ def list_tokens(engine: Engine) -> CommandReport:
     return CommandReport(tokens, print_text)
 
 
-@store_command("revoke", 'oncemore roles token revoke 1a2b3c4d --reason "left the team"')
+@store_command("revoke", 'oncemore control roles token revoke 1a2b3c4d --reason "left the team"')
 @click.argument(
-    "token_id", metavar="ID", help="The id of the token, as `oncemore roles token list` shows it."
+    "token_id", metavar="ID", help="The id of the token, as `oncemore control roles token list` shows it."
 )
 @_reasoned
 def revoke_token(engine: Engine, token_id: str, **decision: Any) -> CommandReport:

@@ -1,4 +1,4 @@
-"""`oncemore export runs` and `oncemore import-runs`: runs as JSON Lines for other systems."""
+"""`oncemore export runs` and `oncemore store import-runs`: runs as JSON Lines for other systems."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ oncemore export runs 0193a000 --out run.jsonl
 oncemore export runs 0193a000 4c9d884a --states states.yaml --out runs.jsonl
 """
 IMPORT_EXAMPLES = """
-oncemore import-runs runs.jsonl --states states.yaml --store other.db
+oncemore store import-runs runs.jsonl --states states.yaml --store other.db
 """
 states_option = value_option(
     "--states",

@@ -15,15 +15,22 @@ if TYPE_CHECKING:
     from oncemore.queries.run_timeline import RunTimeline, TimelineEntry
     from oncemore.queries.runs import RunRow
 
-COLUMN_HEADS = ("changed", "state", "step", "run", "tries", "reason")
+COLUMN_HEADS = ("changed", "state", "id", "step", "arguments", "tries", "reason")
 MARGIN = "  "
 MAX_TEXT_LENGTH = 400
-#: A terminal of this width shows whole ids; a narrower one shows this many characters of each.
-FULL_ID_WIDTH, SHORT_ID_LENGTH = 110, 18
+#: The shortest prefix of a key that identifies a run in a list.
+MIN_ID_LENGTH = 8
+#: The widest column of arguments, as a share of the terminal, and the narrowest.
+ARGUMENTS_SHARE, MIN_ARGUMENTS_WIDTH = 0.25, 12
 SHOW_YEAR_AFTER_S = 300 * 86_400.0
 MAX_ENTRIES = 60
 MAX_ERRORS = 20
-STATE_COLORS: dict[str, Color] = {"COMPLETE": "green", "HARD_FAIL": "red", "SOFT_FAIL": "yellow"}
+STATE_COLORS: dict[str, Color] = {
+    "COMPLETE": "green",
+    "HARD_FAIL": "red",
+    "SOFT_FAIL": "yellow",
+    "RUNNING": "bold",
+}
 
 
 def print_runs(out: OutputWriter, rows: Sequence[RunRow], limit: int, now: float) -> None:
@@ -31,8 +38,7 @@ def print_runs(out: OutputWriter, rows: Sequence[RunRow], limit: int, now: float
     if not rows:
         out.write_line("No runs match.")
         return
-    has_room = out.width >= FULL_ID_WIDTH
-    out.write_table([COLUMN_HEADS, *(_run_cells(row, now, has_room) for row in rows)], right=(4,))
+    print_run_table(out, rows, now)
     # As many rows as the limit: there may be more, which must not go unnoticed.
     if len(rows) == limit:
         out.write_line()
@@ -42,18 +48,51 @@ def print_runs(out: OutputWriter, rows: Sequence[RunRow], limit: int, now: float
         )
 
 
-def _run_cells(row: RunRow, now: float, has_room: bool) -> tuple[str, ...]:
+def print_run_table(out: OutputWriter, rows: Sequence[RunRow], now: float) -> None:
+    """Print a table of runs, with the color of each state."""
+    ids = shorten_keys([row.key for row in rows])
+    width = max(MIN_ARGUMENTS_WIDTH, round(ARGUMENTS_SHARE * out.width))
+    cells = [_run_cells(row, short, now, width) for row, short in zip(rows, ids, strict=True)]
+    out.write_table([COLUMN_HEADS, *cells], right=(5,), colors=STATE_COLORS)
+
+
+def shorten_keys(keys: Sequence[str]) -> list[str]:
+    """Return prefixes of keys, all of one length, that are unique in the list."""
+    length = MIN_ID_LENGTH
+    distinct = set(keys)
+    while len({key[:length] for key in distinct}) < len(distinct):
+        length += 1
+    return [key[:length] for key in keys]
+
+
+def _run_cells(row: RunRow, short_key: str, now: float, width: int) -> tuple[str, ...]:
     time = format_time(row.changed)
     # A recent time needs no year, an old one no seconds; both take the same width.
     changed = time[5:19] if now - row.changed < SHOW_YEAR_AFTER_S else time[:16]
-    name = row.run_id if has_room else row.run_id[:SHORT_ID_LENGTH]
+    arguments = describe_arguments(row)
     return (
         changed,
         row.state,
+        short_key,
         row.step,
-        name,
+        arguments if len(arguments) <= width else f"{arguments[: width - 1]}…",
         f"{row.attempts}/{row.max_attempts}",
         _format_reason(row, now),
+    )
+
+
+def describe_arguments(row: RunRow) -> str:
+    """Return the arguments of a run as `name=value`; for a program, the key that the caller gave."""
+    import json
+
+    arguments = row.arguments
+    if not isinstance(arguments, dict):
+        return "" if arguments is None else str(arguments)
+    if "command" in arguments and isinstance(arguments.get("key"), str):
+        return str(arguments["key"])
+    return ", ".join(
+        f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)}"
+        for name, value in arguments.items()
     )
 
 

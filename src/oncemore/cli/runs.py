@@ -46,9 +46,9 @@ oncemore explain b4b6cd73
 oncemore explain b4b6cd73 --attempt 3
 """
 TAIL_EXAMPLES = """
-oncemore tail
-oncemore tail -f --step flows.load
-oncemore tail -n 1000 --mark HARD_FAIL --json
+oncemore store tail
+oncemore store tail -f --step flows.load
+oncemore store tail -n 1000 --mark HARD_FAIL --json
 """
 ENTITY_KINDS = ("run", "event", "artifact", "worker")
 
@@ -61,7 +61,7 @@ run_argument = click.argument(
 
 
 @store_command(
-    "runs",
+    "list",
     RUNS_EXAMPLES,
     {"Filters": "step state error dataset tenant correlation since until held limit"},
     opener="open_read_only",
@@ -90,7 +90,7 @@ def runs(store: Store, since: str | None, until: str | None, only_ids: bool, **f
     # Relative times count from the clock of the store, which wrote the times in the log.
     now = store.now()
     start, end = (None if text is None else parse_instant(text, now) for text in (since, until))
-    rows = list_runs(store, RunFilter(**filters, since=start, until=end))
+    rows = list_runs(store, RunFilter(**filters, since=start, until=end), with_arguments=not only_ids)
     if only_ids:
         return report_ids(row.run_id for row in rows)
     return CommandReport(rows, lambda out: print_runs(out, rows, filters["limit"], now))

@@ -1,4 +1,4 @@
-"""`oncemore schedules` and `oncemore queues`: the ticks of scheduled steps, and the slots of queues."""
+"""`oncemore workflow schedules` and `queues`: the ticks of scheduled steps, and the slots of queues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SCHEDULE_HEADS = ("schedule", "step", "times", "zone", "last tick", "next tick", "missed", "remark")
 
 
-@store_command("schedules", "oncemore schedules\noncemore schedules --json")
+@store_command("schedules", "oncemore workflow schedules\noncemore workflow schedules --json")
 def schedules(engine: Engine) -> CommandReport:
     """List schedules with their last and next ticks.
 
@@ -29,7 +29,7 @@ def schedules(engine: Engine) -> CommandReport:
     return CommandReport([view._asdict() for view, _ in listed], lambda out: _print_schedules(out, listed))
 
 
-@store_command("queues", "oncemore queues\noncemore queues --json")
+@store_command("queues", "oncemore workflow queues\noncemore workflow queues --json")
 def queues(engine: Engine) -> CommandReport:
     """List queues with the attempts that they run now.
 

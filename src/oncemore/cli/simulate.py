@@ -1,4 +1,4 @@
-"""`oncemore simulate` and `oncemore storm`: what would have happened, and what could happen."""
+"""`oncemore simulate` and `oncemore simulate storm`: what would have happened, and what could happen."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ oncemore simulate --policy kfm-loop=policies/p2.yaml --intensity grid.csv --svg 
 oncemore simulate --policy kfm-loop --failure-probability 0.3 --attempt-duration 1m
 """
 STORM_EXAMPLES = """
-oncemore storm
-oncemore storm --clients 200 --server capacity --capacity 20
-oncemore storm --policy policies/mine.yaml --svg storm.svg
+oncemore simulate storm
+oncemore simulate storm --clients 200 --server capacity --capacity 20
+oncemore simulate storm --policy policies/mine.yaml --svg storm.svg
 """
 SELECTION = "since until step recorded_policy priority tenant"
 SIGNALS = "intensity price attempt_energy unit_cost both"
@@ -47,7 +47,7 @@ POSITIVE = FiniteNumber(0.0)
 
 
 @documented_command(
-    "simulate", SIMULATE_EXAMPLES,
+    "what-if", SIMULATE_EXAMPLES,
     {"Recorded runs": SELECTION, "Signals": SIGNALS, "Without history": ASSUMPTION,
      "Files": "html markdown svg"},
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`oncemore submit`, `cancel` and `rerun`: commands for one call of a step, named by its arguments."""
+"""`oncemore runs submit`, `cancel` and `rerun`: commands for one call of a step, named by its arguments."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     ArgumentPairs = tuple[tuple[str, str], ...]
 
 SUBMIT_EXAMPLES = """
-oncemore submit shop.orders:ship order=A-17
-oncemore submit shop.orders:ship --args '{"order": "A-17", "lines": [1, 2]}' --in 1h
+oncemore runs submit shop.orders:ship order=A-17
+oncemore runs submit shop.orders:ship --args '{"order": "A-17", "lines": [1, 2]}' --in 1h
 """
 CANCEL_EXAMPLES = """
-oncemore cancel shop.orders:ship order=A-17 --by operator --reason 'the order was withdrawn'
-oncemore cancel shop.orders --run 01a1e211 --reason 'the order was withdrawn'
+oncemore runs cancel shop.orders:ship order=A-17 --by operator --reason 'the order was withdrawn'
+oncemore runs cancel shop.orders --run 01a1e211 --reason 'the order was withdrawn'
 """
 RERUN_EXAMPLES = """
-oncemore rerun shop.orders:ship order=A-17 --by operator --reason 'the address is right now'
-oncemore rerun shop.orders --run 01a1e211 --reason 'the carrier is back'
+oncemore runs rerun shop.orders:ship order=A-17 --by operator --reason 'the address is right now'
+oncemore runs rerun shop.orders --run 01a1e211 --reason 'the carrier is back'
 """
 
 step_argument = click.argument("address", metavar="MODULE[:STEP]")

@@ -11,6 +11,7 @@ import click
 
 from oncemore.cli.commands import (
     FiniteNumber,
+    LazyGroup,
     WholeNumber,
     documented_command,
     flag_option,
@@ -63,7 +64,8 @@ def _concurrency_option(meaning: str) -> Callable[[F], F]:
     )
 
 
-def _log_to_stderr() -> None:
+def log_to_stderr() -> None:
+    """Log to standard error, for commands that run until they are stopped."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
 
 
@@ -90,7 +92,22 @@ def _exit_while_running(engine: Engine, message: str, *values: object) -> NoRetu
     os._exit(EXIT_WORK_LEFT)
 
 
-@documented_command("worker", WORKER_EXAMPLES)
+@click.group(
+    "worker",
+    cls=LazyGroup,
+    modules={"run": "worker:worker", "list": "lists:list_workers_command"},
+    examples=WORKER_EXAMPLES.rstrip() + "\noncemore worker list\n",
+    default_command="run",
+    takes_words=True,
+)
+def worker_group() -> None:
+    """Run due work of the steps in MODULE; list workers.
+
+    The default command is `run`: `oncemore worker MODULE`. `oncemore worker run --help` has its options.
+    """
+
+
+@documented_command("run", WORKER_EXAMPLES)
 @click.argument("modules", metavar="MODULE[:STEP]...", nargs=-1, required=True)
 @store_option
 @_concurrency_option("Number of runs at the same time.")
@@ -143,7 +160,7 @@ def worker(
     from oncemore.workers.find_steps import find_steps
     from oncemore.workers.worker import Worker
 
-    _log_to_stderr()
+    log_to_stderr()
     selected = _select_steps(find_steps(modules), steps)
     address = None if health is None else parse_listen_address(health)
     metrics_address = None if metrics is None else parse_listen_address(metrics, "--metrics")
@@ -262,7 +279,7 @@ def inbox(
     from oncemore.steps.engine import log
     from oncemore.workers.find_steps import find_steps
 
-    _log_to_stderr()
+    log_to_stderr()
     if ":" not in step:
         raise click.BadParameter("write the step too: package.module:step.", param_hint="'MODULE:STEP'")
     (found_step,) = find_steps([step])

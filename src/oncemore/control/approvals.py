@@ -147,7 +147,7 @@ class Approvals:
         ):
             name = f"{head.record.step} {head.record.run_id}" if head.record is not None else str(run)
             raise StaleDecision(
-                f"{name} does not wait for an approval; oncemore approve --list shows what does"
+                f"{name} does not wait for an approval; oncemore control approvals shows what does"
             )
         return head, ApprovalRequest(**(head.body or {})["requested"])
 
@@ -159,7 +159,7 @@ class Approvals:
         head = load_head(engine.store, entity, engine.cipher, Approval)
         if head.record is None or head.record.state != GRANTED:
             raise StaleDecision(
-                f"there is no approval of {run} to revoke; oncemore approve --list shows them"
+                f"there is no approval of {run} to revoke; oncemore control approvals shows them"
             )
         after = head.record._replace(state=REVOKED)
         body = {"decision": decider.make_decision(head, "revoke", text, engine.now())}

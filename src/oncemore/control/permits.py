@@ -10,7 +10,7 @@ guards as well; `governance.gate` judges them.
 
 A policy with `halt_scope: pipeline` (CLASS-3) turns on the switch `pipeline:NAME` after an error that is not
 retryable. The switch is written in the same batch as the outcome of the failed attempt, so that a crash
-leaves both or neither. An operator releases it with `oncemore switch off --pipeline NAME`.
+leaves both or neither. An operator releases it with `oncemore control switch off --pipeline NAME`.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class Quarantine:
         if stale := find_staleness(head, decision):
             raise stale
         settled = answer._replace(decision_body=decision.decision_body)
-        plan = _make_settle_plan(run)
+        plan = make_recorded_plan(run)
         call = PreparedCall(entity, plan, cfg_hash=run.cfg_hash)
         try:
             run_decision(self._engine, operator_flow.settle_run(plan, call, settled, head))
@@ -177,10 +177,7 @@ class Quarantine:
         item = load_head(
             self._engine.store, entity, self._engine.cipher, ITEM_KINDS[entity.partition("/")[0]]
         )
-        # Events and artifacts have the dataset of the run that they come from.
-        name, held_for = self._find_dataset(item.record), getattr(item.record, "held_for", "")
-        is_gate_hold = held_for in GATE_HOLDS.values()
-        needed = REVIEWER if is_gate_hold else find_needed_role(self._engine, name)
+        needed = find_item_role(self._engine, item.record)
         decider = authorize_decider(self._engine, decision.by, needed=needed)
         if decider.signer is None:
             return entity, decision._replace(by=decider.actor)
@@ -191,12 +188,6 @@ class Quarantine:
         more = {**decision.more, "signed": signed["signed"]}
         version = decision.version or item.version
         return entity, decision._replace(by=decider.actor, version=version, more=more)
-
-    def _find_dataset(self, record: Any) -> str:
-        """Return the dataset of an item; that of its run for an event or an artifact."""
-        if isinstance(record, EventRecord | ArtifactRecord):
-            record = load_head(self._engine.store, record.run_entity, self._engine.cipher).record
-        return getattr(record, "dataset", "")
 
     def _release_artifact_too(self, entity: str, decision: OperatorDecision) -> tuple[Any, ...]:
         """Return the change that releases the artifact of a held run; raise if its bytes are still wrong."""
@@ -259,6 +250,16 @@ class Quarantine:
                 yield item
 
 
+def find_item_role(engine: Engine, record: Any) -> str:
+    """Return the role that a decision about an item needs: a reviewer for sensitive data and for the gate."""
+    if getattr(record, "held_for", "") in GATE_HOLDS.values():
+        return REVIEWER
+    # Events and artifacts have the dataset of the run that they come from.
+    if isinstance(record, EventRecord | ArtifactRecord):
+        record = load_head(engine.store, record.run_entity, engine.cipher).record
+    return find_needed_role(engine, getattr(record, "dataset", ""))
+
+
 def _not_settleable_error(entity: str, run: Any) -> Exception:
     if not entity.startswith("run/"):
         return UsageError("only a run can be settled; release it, or reject it")
@@ -269,8 +270,8 @@ def _not_settleable_error(entity: str, run: Any) -> Exception:
     return stale_decision(entity, "it is not in quarantine any more")
 
 
-def _make_settle_plan(run: RunRecord) -> StepPlan:
-    """Return a plan to settle a run without importing its step."""
+def make_recorded_plan(run: RunRecord) -> StepPlan:
+    """Return the plan of a decision about a recorded run, made without importing its step."""
     return StepPlan(
         name=run.step,
         effect=run.effect,

@@ -221,7 +221,7 @@ def _settle_first_error(run: RunRecord) -> UsageError:
 
 def _approve_first_error(run: RunRecord) -> UsageError:
     return UsageError(
-        f"{run.step} waits for an approval; give it one (oncemore approve {run.run_id}), or reject it"
+        f"{run.step} waits for an approval; give it one (oncemore control approve {run.run_id}), or reject it"
     )
 
 

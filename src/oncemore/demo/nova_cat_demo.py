@@ -128,7 +128,7 @@ def run_scenes(demo: NovaCatDemo, folder: Path) -> None:
     acquire({**first, "data_product_id": "not-a-uuid"}, names.TERMINAL_FAILURE)
     say(
         "A curator finds that the digest in the catalogue was wrong, and releases the product: "
-        "oncemore cooldowns release …"
+        "oncemore limits cooldowns release …"
     )
     acquire(wrong, names.SKIPPED_QUARANTINED)
     demo.engine.cooldowns.release(wrong["data_product_id"], by="curator", reason="the digest was mistyped")

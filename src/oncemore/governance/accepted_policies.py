@@ -88,7 +88,7 @@ def check_accepted(accepted: AcceptedPolicy | None, profile: Profile) -> None:
         shown = "; ".join(map(str, changes[:_MAX_SHOWN]))
         raise PolicyError(
             f"{profile.source} differs from the {profile.name} {profile.version} that is in force: {known}. "
-            f"A change needs a new version (POL-7): {shown}"
+            f"A change needs a new version: {shown}"
         )
 
 

@@ -154,9 +154,12 @@ def find_weakening(before: DatasetRecord, after: DatasetRecord) -> tuple[str, st
     A file that was written before a dataset was blocked must not release it when it is loaded again.
     """
     if STATUSES.index(after.state) < STATUSES.index(before.state):
-        return "status", f"is {before.state.lower()} in the store; only oncemore dataset release opens it"
+        return (
+            "status",
+            f"is {before.state.lower()} in the store; only oncemore control dataset release opens it",
+        )
     if RIGHTS.index(after.rights) < RIGHTS.index(before.rights):
-        return "rights", f"are {before.rights} in the store; only oncemore dataset label changes that"
+        return "rights", f"are {before.rights} in the store; only oncemore control dataset label changes that"
     return find_lower_masking(before, after)
 
 

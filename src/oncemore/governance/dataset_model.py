@@ -231,7 +231,7 @@ def _judge_dataset(dataset: str, record: DatasetRecord | None, request: GateRequ
             return "", ""
         return GOVERNANCE_VIOLATION, (
             f"dataset {dataset} is not registered, and the policy of the step is governed; register it "
-            "(oncemore dataset register)"
+            "(oncemore control dataset register)"
         )
     code, text = find_block(record)
     if code:

@@ -259,7 +259,9 @@ class Datasets:
 
 def _require_dataset(record: DatasetRecord | None, name: str) -> DatasetRecord:
     if record is None:
-        raise UsageError(f"dataset {name} is not registered; register it first (oncemore dataset register)")
+        raise UsageError(
+            f"dataset {name} is not registered; register it first (oncemore control dataset register)"
+        )
     return record
 
 

@@ -157,7 +157,7 @@ def check_not_blocked(run: RunRecord | None) -> Script:
     record = permission.datasets[0]
     code, text = ("", "") if record is None else find_block(record)
     if code:
-        advice = "it is not processed again before the dataset is released (oncemore dataset release)"
+        advice = "it is not processed again before the dataset is released (oncemore control dataset release)"
         return NotPermitted(f"{run.step} {run.run_id}: {text}; {advice}", code), {}
     return None, permission.guards
 

@@ -192,7 +192,7 @@ def _identify_token_id(roles: RoleRecord, token_id: str, now: float) -> Identity
     if now >= record["expires_at"]:
         raise NotPermitted(
             f"the token {token_id} of {record['name']} has expired; a reviewer creates a new one "
-            "(oncemore roles token create)",
+            "(oncemore control roles token create)",
             IDENTITY_UNKNOWN,
         )
     return Identity(TOKEN, record["name"], f"token {token_id}", record["role"])
@@ -225,7 +225,7 @@ def authorize_decider(engine: Engine, by: str | None, *, needed: str = OPERATOR)
         if is_deciding_by_credential():
             raise NotPermitted(
                 "this store has no roles, so that it knows no tokens and no keys; assign a reviewer first "
-                "(oncemore roles assign)",
+                "(oncemore control roles assign)",
                 IDENTITY_UNKNOWN,
             )
         return Decider(resolve_actor(by))
@@ -233,7 +233,7 @@ def authorize_decider(engine: Engine, by: str | None, *, needed: str = OPERATOR)
     if not is_permitted(identity.role, needed):
         raise NotPermitted(
             f"this decision needs the role {needed}, and {identity.describe()} has "
-            f"{identity.role or 'none'}; a reviewer assigns roles (oncemore roles assign)",
+            f"{identity.role or 'none'}; a reviewer assigns roles (oncemore control roles assign)",
             ROLE_MISSING,
         )
     credential = _CREDENTIAL.get()
@@ -293,7 +293,8 @@ def check_not_requester(decider: Decider, requester: str | None) -> None:
     # Approved in advance, a call would be approved by the process that is about to make it.
     if requester is None:
         raise NotPermitted(
-            "this store has roles: a call is approved after it was made and waits (oncemore approve --list)",
+            "this store has roles: a call is approved after it was made and waits "
+            "(oncemore control approvals)",
             OWN_REQUEST,
         )
     if is_same_person(requester, decider.identity):

@@ -159,7 +159,7 @@ class Roles:
 
         def remove_key(table: RoleRecord) -> RoleRecord:
             if key_id not in table.keys:
-                raise UsageError(f"no key {key_id!r} is registered; oncemore roles shows the keys")
+                raise UsageError(f"no key {key_id!r} is registered; oncemore control roles shows the keys")
             return table._replace(keys={name: key for name, key in table.keys.items() if name != key_id})
 
         self._change_roles("remove_key", {"key": key_id}, remove_key, reason, by)
@@ -196,7 +196,9 @@ class Roles:
 
         def remove_token(table: RoleRecord) -> RoleRecord:
             if token_id not in table.tokens:
-                raise UsageError(f"there is no token {token_id!r}; oncemore roles token list shows them")
+                raise UsageError(
+                    f"there is no token {token_id!r}; oncemore control roles token list shows them"
+                )
             return table._replace(
                 tokens={other: record for other, record in table.tokens.items() if other != token_id}
             )

@@ -90,7 +90,7 @@ def identify_key(roles: RoleRecord, key: VerifyKey) -> Identity:
     if known is None:
         raise NotPermitted(
             f"the key {key.key_id} is not registered in this store; a reviewer registers it "
-            "(oncemore roles key add)",
+            "(oncemore control roles key add)",
             SIGNATURE_REFUSED,
         )
     return Identity(KEY, known["name"], f"key {key.key_id}", known["role"])

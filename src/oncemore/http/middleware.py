@@ -110,8 +110,8 @@ class IdempotencyMiddleware:
     paths             the patterns of paths to guard ("*")
     optional          the patterns of paths on which a request without a key passes through; on other paths it
                       gets 400
-    expires_after     how long a response is stored at least (a day); `oncemore prune` deletes it later, and a
-                      repeat then gets 410
+    expires_after     how long a response is stored at least (a day); `oncemore store prune` deletes it later,
+                      and a repeat then gets 410
     max_request       the size limit of a request body in bytes (1 MiB); a larger one gets 413
     max_response      the size limit of a stored response in bytes (1 MiB); a larger one is sent, not stored
     server_errors     "rerun": a response of 500 or more is not stored; "keep": it is stored like any other

@@ -175,8 +175,8 @@ class Cooldowns:
         head = self._load_head(resource)
         if head.record is None:
             raise UsageError(
-                f"no step has requested {resource!r} in this store; oncemore cooldowns --state all lists "
-                "the known resources"
+                f"no step has requested {resource!r} in this store; oncemore limits cooldowns --state all "
+                "lists the known resources"
             )
         return head
 
@@ -214,7 +214,7 @@ def _append_release(
         return saved
     stale = StaleDecision(
         f"{head.record.resource} was not released: it changed at the same time; check it with "
-        "oncemore cooldowns and decide again"
+        "oncemore limits cooldowns and decide again"
     )
     return EndCall(saved, stale if saved is None else None)
 

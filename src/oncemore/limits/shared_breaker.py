@@ -226,7 +226,7 @@ def reset_breaker(engine: Engine, name: str, reason: str, by: str) -> BreakerRec
         raise UsageError("resetting a breaker needs a reason: reason='…', recorded with the decision")
     head = load_head(engine.store, breaker_entity(name), engine.cipher, BreakerRecord)
     if head.record is None:
-        raise UsageError(f"there is no breaker {name!r} in this store; oncemore breakers lists them")
+        raise UsageError(f"there is no breaker {name!r} in this store; oncemore limits breakers lists them")
     check_not_moved(engine, f"breaker {name}")
     body = {"decision": {"action": "reset", "reason": reason, "actor": by}}
 

@@ -149,7 +149,7 @@ def decrypt_bytes(data: bytes, cipher: BodyCipher | None, entity: str, version: 
     if not plain.startswith(binding):
         raise StoreError(
             f"the body of version {version} of {entity} was encrypted for another entry: it was swapped. Do "
-            "not write to this store any more, and run `oncemore verify`"
+            "not write to this store any more, and run `oncemore store verify`"
         )
     return plain[len(binding) :]
 

@@ -109,10 +109,9 @@ def build_write(
     entity: str, version: int, prev: bytes, change: RecordChange, now: float, cipher: BodyCipher | None = None
 ) -> EntryWrite:
     """Return the write of an entity's next entry, encoded and indexed."""
-    encoded = encode_entry(change, entity, version + 1, prev, now, _draw_bits() >> 16, cipher=cipher)
-    header, body, own_hash, head = encoded
+    encoded = encode_entry(change, entity, version + 1, prev, at=now, nonce=_draw_bits() >> 16, cipher=cipher)
     # `make` costs a third of the constructor, and every append passes here.
-    return make(EntryWrite, (entity, version, header, body, own_hash, head, build_index(change.after)))
+    return make(EntryWrite, (entity, version, *encoded, build_index(change.after)))
 
 
 def build_event_write(emitted: Any, now: float, cipher: BodyCipher | None = None) -> EntryWrite:

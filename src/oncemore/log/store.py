@@ -196,7 +196,7 @@ class StorageSpace(Value):
 
 
 class StoreFacts(Value):
-    """The engine and the durability of a store, for operators and for `oncemore doctor`."""
+    """The engine and the durability of a store, for operators and for `oncemore store doctor`."""
 
     url: str
     engine: str

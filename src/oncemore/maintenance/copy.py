@@ -135,7 +135,9 @@ def _check_different_stores(source: Engine, target: Engine) -> None:
         raise UsageError(f"{source.url} is both source and target; give another target")
     notice = source.store.open_maintenance().copy_notice()
     if notice:
-        raise UsageError(f"{source.url} is a copy itself ({notice}); acknowledge it first: oncemore restore")
+        raise UsageError(
+            f"{source.url} is a copy itself ({notice}); acknowledge it first: oncemore store accept-copy"
+        )
     moved_to = _load_switches(source.store)[1].moved_to
     if moved_to and moved_to != target.url:
         raise UsageError(f"{source.url} has moved to {moved_to} already; copy from there")

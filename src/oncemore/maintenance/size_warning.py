@@ -66,7 +66,9 @@ class SizeMonitor:
         space, limits = maintenance.measure_space(), self._limits
         warnings = []
         if self._is_newly_exceeded(STORE_SIZE, space.file, limits.file):
-            advice = "prune finished runs (oncemore prune); oncemore sizes shows the largest kinds"
+            advice = (
+                "prune finished runs (oncemore store prune); oncemore store sizes shows the largest kinds"
+            )
             warnings.append(StoreSizeExceeded(STORE_SIZE, space.file, int(limits.file * MB), advice))
         if limits.wal and space.wal > limits.wal * MB:
             # A large write-ahead log is normal under load; warn only if it cannot be emptied.

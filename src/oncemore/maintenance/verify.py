@@ -113,7 +113,7 @@ def _describe_mismatch(mismatch: HeadMismatch) -> str:
     }
     return (
         f"the head of {mismatch.entity} {fault[mismatch.what]}: the head or the log was altered; "
-        "`oncemore doctor --rebuild` compares all heads"
+        "`oncemore store doctor --rebuild` compares all heads"
     )
 
 

@@ -175,7 +175,7 @@ class DeliveryDriver:
         if type(event) is DeliveryHeld:
             log_warning(
                 f"event {event.event_id} ({event.topic}) is not sent: {event.text}; it is sent when the "
-                "dataset permits it again (oncemore dataset release)"
+                "dataset permits it again (oncemore control dataset release)"
             )
             self.engine.listener.notify(event)
             return

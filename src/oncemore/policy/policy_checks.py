@@ -124,9 +124,7 @@ def _check_classes(classes: ErrorClasses) -> None:
     _check_member("classes.precedence", classes.precedence, ("non_retryable_first", "retryable_first"))
     forbidden = find_forbidden(classes.retryable)
     if forbidden:
-        raise PolicyError(
-            f"classes.retryable covers {', '.join(forbidden)}, which may never be retried (CLASS-2)"
-        )
+        raise PolicyError(f"classes.retryable covers {', '.join(forbidden)}, which may never be retried")
 
 
 def broken_rules(policy: Policy) -> Iterator[tuple[str, str]]:
@@ -148,27 +146,27 @@ def broken_rules(policy: Policy) -> Iterator[tuple[str, str]]:
 def _broken_when_governed(policy: Policy) -> Iterator[tuple[str, str]]:
     spread, amount = policy.jitter
     if policy.timeout_s is None:
-        yield "timeout_s", "is missing; a governed policy limits every attempt (TIME-1)"
+        yield "timeout_s", "is missing; a governed policy limits every attempt"
     if policy.unmatched == "retry":
         yield "unmatched", "is 'retry'; a governed policy never retries a failure that no rule knows (X-5)"
     if policy.max_attempts > GOVERNED_ATTEMPTS:
-        text = f"a governed policy allows 1 to {GOVERNED_ATTEMPTS} (BACKOFF-20)"
+        text = f"a governed policy allows 1 to {GOVERNED_ATTEMPTS}"
         yield "max_attempts", f"is {policy.max_attempts}; {text}"
     if policy.max_crashes is not None:
         text = "a governed policy counts an attempt that is lost with its process in max_attempts"
         yield "max_crashes", f"is {policy.max_crashes}; {text}: None, or null in a file"
     if not _has_growing_delays(policy):
         delays = ", ".join(f"{delay:g}" for delay in _planned_delays(policy)[:4])
-        yield "schedule", f"plans {delays} s; the delays of a governed policy grow up to the cap (BACKOFF-3)"
+        yield "schedule", f"plans {delays} s; the delays of a governed policy grow up to the cap"
     if spread == "none":
-        yield "jitter", "is none; a governed policy spreads its delays, for example full (BACKOFF-18)"
+        yield "jitter", "is none; a governed policy spreads its delays, for example full"
     elif spread == "proportional" and amount < GOVERNED_JITTER:
-        text = f"a governed policy allows {GOVERNED_JITTER:g} to 1 (BACKOFF-18)"
+        text = f"a governed policy allows {GOVERNED_JITTER:g} to 1"
         yield "jitter_factor", f"is {amount:g}; {text}"
     elif spread == "additive":
         min_span = GOVERNED_JITTER * planned_delay(policy.schedule, 1)
         if amount < min_span:
-            text = f"a governed policy allows {min_span:g} or more (BACKOFF-18)"
+            text = f"a governed policy allows {min_span:g} or more"
             yield "jitter_span_s", f"is {amount:g}; {text}"
 
 

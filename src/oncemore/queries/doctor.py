@@ -192,14 +192,14 @@ def _check_switches(store: Store) -> DoctorCheck:
             "switches",
             WARN,
             f"this log has moved to {board.moved_to}; nothing begins here any more",
-            "use that store; `oncemore copy --help` describes how to return",
+            "use that store; `oncemore store move --help` describes how to return",
         )
     if board.active:
         return DoctorCheck(
             "switches",
             WARN,
             f"{format_count(len(board.active), 'switch is', 'switches are')} on: work waits",
-            "`oncemore switch off` releases it",
+            "`oncemore control switch off` releases it",
             tuple(describe_switch(board, name) for name in list(board.active)[:5]),
         )
     return DoctorCheck("switches", OK, "no switch is on in this log")
@@ -273,5 +273,5 @@ def check_rebuild(
         advice = "the log was truncated: restore a backup, and keep this file as evidence"
     else:
         observation = f"{compared}; {format_count(len(report.wrong), 'head is', 'heads are')} wrong"
-        advice = "oncemore doctor --rebuild --write repairs them from the log"
+        advice = "oncemore store doctor --rebuild --write repairs them from the log"
     return DoctorCheck("rebuild", BAD, observation, advice, examples), report

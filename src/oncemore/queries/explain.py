@@ -246,8 +246,8 @@ def _describe_state(timeline: RunTimeline) -> Iterator[str]:
         return
     if row.held_for == APPROVAL_NEEDED:
         yield (
-            f"It waits for an approval: {row.message}. Until an operator approves it (oncemore approve "
-            f"{row.run_id} --reason …), a call raises NotPermitted."
+            f"It waits for an approval: {row.message}. Until an operator approves it "
+            f"(oncemore control approve {row.run_id} --reason …), a call raises NotPermitted."
         )
         return
     if row.held_for:
@@ -259,13 +259,13 @@ def _describe_state(timeline: RunTimeline) -> Iterator[str]:
     if row.stopped_by:
         yield (
             f"It is stopped by a switch ({row.stopped_by}): no attempt begins while the switch is on, and "
-            "none is lost; `oncemore switch status` shows who turned it on and why. A call raises "
+            "none is lost; `oncemore control switch status` shows who turned it on and why. A call raises "
             "NotPermitted."
         )
         return
     remaining = row.not_before - timeline.now
     if row.state == "PENDING" and row.not_before >= NEVER:
-        yield f"It is {row.reason}: oncemore signal {row.run_id} NAME [VALUE]."
+        yield f"It is {row.reason}: oncemore workflow signal {row.run_id} NAME [VALUE]."
     elif row.state in ("PENDING", "SOFT_FAIL") and remaining > 0:
         reason = row.reason or "due later"
         until = format_time(row.not_before)

@@ -38,6 +38,7 @@ OPTIONAL_PARTS = (
     OptionalPart("sign", "cryptography", "signed policies and checkpoints"),
     OptionalPart("sigstore", "sigstore", "policies signed with Sigstore"),
     OptionalPart("object-store", "obstore", "artifacts in object storage"),
+    OptionalPart("web", "jinja2", "the dashboard"),
     OptionalPart("migrate", "libcst", "oncemore migrate"),
     OptionalPart("supply-chain", "packaging", "version ranges in oncemore check supply-chain"),
 )

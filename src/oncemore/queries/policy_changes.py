@@ -59,7 +59,7 @@ def find_version_faults(earlier: Profile, present: Profile, shown: str) -> list[
             0,
             change.field,
             f"changed ({change.show_values()}) and the version is still {present.version}; give the file a "
-            "higher version (POL-7)",
+            "higher version",
         )
         for change in changes
     ]

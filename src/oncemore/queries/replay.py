@@ -125,7 +125,7 @@ def replay_run(store: Store, entity: str, *, current: bool = False) -> ReplayVer
         # Without this, a head that was altered alone would not be noticed.
         for mismatch in check_head(store, entity, replay.heads.get(entity)):
             fields = f": {', '.join(mismatch.fields)}" if mismatch.fields else ""
-            fault = f"its head is {mismatch.what}{fields}; `oncemore doctor --rebuild` shows details"
+            fault = f"its head is {mismatch.what}{fields}; `oncemore store doctor --rebuild` shows details"
     except StoreError as error:
         fault = str(error)
     return _make_verdict(entity, entries, fault)

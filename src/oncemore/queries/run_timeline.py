@@ -102,11 +102,13 @@ class RunTimeline(Value):
 def load_timeline(store: Store, found: FoundRun) -> RunTimeline:
     """Return the timeline of a run."""
     if store.load_head(found.entity) is None:
-        raise UsageError(f"the head of {found.entity} is missing; `oncemore doctor --rebuild` repairs it.")
+        raise UsageError(
+            f"the head of {found.entity} is missing; `oncemore store doctor --rebuild` repairs it."
+        )
     entries, run_ids = _load_entries(store, found)
     if not entries:
         raise UsageError(
-            f"the entries of {found.run_id} are missing; `oncemore doctor --rebuild` shows details."
+            f"the entries of {found.run_id} are missing; `oncemore store doctor --rebuild` shows details."
         )
     # From the entries of the run: the head shows the key's last run, and this may be an earlier one.
     last = entries[-1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from heapq import merge
+from itertools import islice
 
 from oncemore._values import Value
 from oncemore.errors import UsageError
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
 
     from oncemore.control.model import SwitchBoard
     from oncemore.log.record import RunRecord
-    from oncemore.log.store import Head, Store
+    from oncemore.log.store import Head, HeadQuery, Store
 
 MAX_LIMIT = 100_000
 FIRST_PAGE, LARGEST_PAGE = 100, 20_000
 MIN_NAME_LENGTH = 4
+#: The number of entries of a key in which its last arguments are searched.
+MAX_SEARCHED = 1_000
 #: The index lists runs that wait for a person under HELD, although their state is SOFT_FAIL.
 HELD = "HELD"
 STORED_STATES = {"SOFT_FAIL": ("SOFT_FAIL", HELD)}
@@ -34,7 +37,10 @@ WAITING_STATES = ("PENDING", "SOFT_FAIL")
 
 
 class RunFilter(Value):
-    """The runs to select; a field that is None matches every run. Times are those of the last change."""
+    """The runs to select; a field that is None matches every run. Times are those of the last change.
+
+    before  only runs whose last entry has a lower seq: the `seq` of the last row continues a list
+    """
 
     step: str | None = None
     state: str | None = None
@@ -46,6 +52,7 @@ class RunFilter(Value):
     until: float | None = None
     held: bool = False
     limit: int = 50
+    before: int | None = None
 
 
 class RunRow(Value):
@@ -58,6 +65,7 @@ class RunRow(Value):
     stopped_by  the switch that stops the run
     crashes     attempts of this run that were lost with their process, of max_crashes; max_crashes is 0 if
                 lost attempts count as attempts
+    arguments   the recorded arguments; None if they were not asked for, or are not readable
     """
 
     run_id: str
@@ -84,49 +92,57 @@ class RunRow(Value):
     stopped_by: str = ""
     crashes: int = 0
     max_crashes: int = 0
+    arguments: Any = None
 
 
-def list_runs(store: Store, wanted: RunFilter) -> list[RunRow]:
-    """Return the runs that match a filter, most recently changed first."""
-    if not 1 <= wanted.limit <= MAX_LIMIT:
-        raise UsageError(f"limit is {wanted.limit}; it takes 1 to {MAX_LIMIT}.")
-    wanted = normalize_names(wanted, "step", "dataset", "tenant")
-    states: tuple[str | None, ...] = FAILED_STATES if wanted.error else (None,)
-    if wanted.state is not None:
-        states = STORED_STATES.get(wanted.state, (wanted.state,))
-    if wanted.held:
-        states = (HELD,)
+def list_runs(store: Store, wanted: RunFilter, *, with_arguments: bool = False) -> list[RunRow]:
+    """Return the runs that match a filter, most recently changed first.
+
+    with_arguments  also read the arguments of each run, which takes one more read for each
+    """
+    wanted = check_filter(wanted)
     rows: list[RunRow] = []
-    for head in merge(*(_read_heads(store, wanted, state) for state in states), key=lambda head: -head.seq):
+    queries = [build_query(store, wanted, state) for state in list_stored_states(wanted)]
+    sources = (read_heads(store, query) for query in queries)
+    for head in merge(*sources, key=lambda head: -head.seq):
         row = make_row(store, head)
-        if _matches_filter(row, wanted):
+        if matches_filter(row, wanted):
             rows.append(row)
             if len(rows) == wanted.limit:
                 break
-    return add_stopping_switch(store, rows)
+    rows = add_stopping_switch(store, rows)
+    if with_arguments:
+        rows = [row._replace(arguments=load_arguments(store, row)) for row in rows]
+    return rows
 
 
-def _read_heads(store: Store, wanted: RunFilter, state: str | None) -> Iterator[Head]:
-    """Yield the heads that may match, newest first, in pages that grow."""
-    from msgspec.json import encode
+def load_arguments(store: Store, row: RunRow) -> Any:
+    """Return the recorded arguments of a run; None if they were pruned, erased or encrypted."""
+    entries = store.read_entries(f"run/{row.key}")
+    # The first entry of a run has its arguments; only a key with several runs needs a search.
+    bodies = (read_body(entry) for entry in islice(entries, 1 if row.runs == 1 else MAX_SEARCHED))
+    found = [body["arguments"] for body in bodies if "arguments" in body]
+    return found[-1] if found else None
 
-    from oncemore.log.store import HeadQuery
 
-    # The head is JSON, so a word is searched in its encoded form; one word per query is supported.
-    words = [encode(word) for word in (wanted.correlation, wanted.tenant) if word]
-    query = HeadQuery(
-        "run",
-        state=state,
-        step=wanted.step,
-        dataset=wanted.dataset,
-        newest_first=True,
-        after_seq=0 if wanted.since is None else find_seq(store, wanted.since),
-        # Two seconds more, because find_seq may stop a second early.
-        before_seq=None if wanted.until is None else find_seq(store, wanted.until + 2.0) + 1,
-        head_contains=words[0] if words else b"",
-        body_contains=encode(wanted.error) if wanted.error else b"",
-        limit=max(FIRST_PAGE, wanted.limit),
-    )
+def check_filter(wanted: RunFilter) -> RunFilter:
+    """Return a filter with its names in NFC; raise `UsageError` for a limit out of range."""
+    if not 1 <= wanted.limit <= MAX_LIMIT:
+        raise UsageError(f"limit is {wanted.limit}; it takes 1 to {MAX_LIMIT}.")
+    return normalize_names(wanted, "step", "dataset", "tenant")
+
+
+def list_stored_states(wanted: RunFilter) -> tuple[str | None, ...]:
+    """Return the states by which the store finds the wanted runs; None for every state."""
+    if wanted.held:
+        return (HELD,)
+    if wanted.state is not None:
+        return STORED_STATES.get(wanted.state, (wanted.state,))
+    return FAILED_STATES if wanted.error else (None,)
+
+
+def read_heads(store: Store, query: HeadQuery) -> Iterator[Head]:
+    """Yield the heads that match a query, newest first, in pages that grow."""
     while True:
         page = list(store.list_heads(query))
         yield from page
@@ -135,7 +151,37 @@ def _read_heads(store: Store, wanted: RunFilter, state: str | None) -> Iterator[
         query = query._replace(before_seq=page[-1].seq, limit=min(LARGEST_PAGE, 8 * query.limit))
 
 
-def _matches_filter(row: RunRow, wanted: RunFilter) -> bool:
+def build_query(store: Store, wanted: RunFilter, state: str | None) -> HeadQuery:
+    """Return the query for the heads that may match a filter, newest first."""
+    from msgspec.json import encode
+
+    from oncemore.log.store import HeadQuery
+
+    # The head is JSON, so a word is searched in its encoded form; one word per query is supported.
+    words = [encode(word) for word in (wanted.correlation, wanted.tenant) if word]
+    return HeadQuery(
+        "run",
+        state=state,
+        step=wanted.step,
+        dataset=wanted.dataset,
+        newest_first=True,
+        after_seq=0 if wanted.since is None else find_seq(store, wanted.since),
+        before_seq=_find_upper_seq(store, wanted),
+        head_contains=words[0] if words else b"",
+        body_contains=encode(wanted.error) if wanted.error else b"",
+        limit=max(FIRST_PAGE, wanted.limit),
+    )
+
+
+def _find_upper_seq(store: Store, wanted: RunFilter) -> int | None:
+    """Return the seq below which the last entry of a run must lie; None for no limit."""
+    # Two seconds more, because find_seq may stop a second early.
+    until = None if wanted.until is None else find_seq(store, wanted.until + 2.0) + 1
+    return min((seq for seq in (until, wanted.before) if seq is not None), default=None)
+
+
+def matches_filter(row: RunRow, wanted: RunFilter) -> bool:
+    """Return whether a row has the wanted values that the store has not compared."""
     pairs = (
         (wanted.tenant, row.tenant),
         (wanted.correlation, row.correlation_id),

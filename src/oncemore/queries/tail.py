@@ -37,7 +37,8 @@ class EntryFilter(Value):
 class TailLine(Value):
     """One entry with the facts of its run.
 
-    attempt  the number of the last attempt so far; it equals the fence, which grows with every attempt
+    attempt   the number of the last attempt so far; it equals the fence, which grows with every attempt
+    attempts  the number of attempts of the run; for an earlier run of the key, as `attempt`
     """
 
     seq: int
@@ -55,6 +56,7 @@ class TailLine(Value):
     tenant: str
     correlation_id: str
     body: dict[str, Any]
+    attempts: int = 0
 
 
 class LogTailer:
@@ -108,6 +110,8 @@ class LogTailer:
         run = self._load_run(entry.entity) if kind == "run" else None
         body = read_body(entry)
         error = body.get("error") or {}
+        # The cached run is the last of its key: an earlier one had other attempts.
+        is_last_run = run is not None and header.fence > run.attempt - run.attempt_count
         # Only the first entry of a run holds its step and tenant; later ones need the run.
         step = run.step if run is not None else sets.get("step") or sets.get("topic") or ""
         tenant = run.tenant if run is not None else sets.get("tenant", "")
@@ -136,6 +140,7 @@ class LogTailer:
             tenant=tenant,
             correlation_id=correlation,
             body=body,
+            attempts=run.attempt_count if is_last_run and run is not None else header.fence,
         )
 
     def _load_run(self, entity: str) -> RunRecord | None:

@@ -16,7 +16,7 @@ from oncemore.steps.context import CONTEXT
 from oncemore.steps.ops import ReconcileAnswer
 from oncemore.steps.options import NO_EFFECT, StepOptions
 from oncemore.steps.recorded_policies import plan_of_run
-from oncemore.steps.step import OUTCOME_ERRORS, has_ended
+from oncemore.steps.step import OUTCOME_ERRORS, get_run, has_ended
 from oncemore.steps.submit import SubmittedCalls
 from oncemore.workers.poll import KnownStep
 
@@ -98,14 +98,14 @@ class Step(SubmittedCalls[P, R]):
         try:
             self._call_sync(call.args, call.kwargs, None, call)
         except OUTCOME_ERRORS as error:
-            return self._run_or_error(error)
+            return get_run(error)
         return self._load_run(call)
 
     async def _run_async(self, call: PreparedCall) -> Run[Any]:
         try:
             await self._call_async(call.args, call.kwargs, None, call)
         except OUTCOME_ERRORS as error:
-            return self._run_or_error(error)
+            return get_run(error)
         return self._load_run(call)
 
     # Decisions of operators -------------------------------------------------------------------------
@@ -319,7 +319,7 @@ def step(
                        valid, nothing is run; if it was altered, the run is quarantined
     cooldown           a `Cooldown`: after a failure, no process requests the resource for a while; a call
                        that comes too early raises `CoolingDown`
-    requires_approval  no attempt begins before an operator has approved it (`oncemore approve`)
+    requires_approval  no attempt begins before an operator has approved it (`oncemore control approve`)
     pipeline           the pipeline of the step; the function's module unless given. A policy with
                        `halt_scope: pipeline` halts it after an error that is not retryable
     queue, concurrency the name of a queue, and how many attempts of its steps may run at once in all

@@ -80,11 +80,8 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
         if type(ready) is EndCall:
             return (yield from _end_without_attempt(plan, ready))
         # Operators and governance: a switch, a dataset or a missing approval stops the attempt.
-        run, approved, gated = ready.record, "", None
-        names: tuple[str, ...] = (plan.name,)
-        if run is not None or plan.requires_approval or call.dataset or call.masking:
-            approved, names = transitions.approval_entity(plan, ready), transitions.step_names(plan, run)
-            gated = gate.list_gated_datasets(call, run)
+        is_plain = ready.record is None and not (plan.requires_approval or call.dataset or call.masking)
+        approved, names, gated = ("", (plan.name,), None) if is_plain else _list_checks(plan, call, ready)
         request = (names, call.tenant, approved, plan.obeys_switches, plan.pipeline, gated or ())
         permission = yield make(AskPermission, request)
         refusal: Any = None
@@ -116,7 +113,7 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
             is_guess = False
             continue
         if breaker_pass is None:
-            op = make(AppendChange, (ready, claim, plan.effect != "pure", (), None, (), guards, not approved))
+            op = AppendChange(ready, claim, plan.effect != "pure", guards=guards, late=not approved)
         else:
             op = breaker_pass.build_claim(ready, claim, now, guards, late=not approved)
         claimed = yield op
@@ -131,6 +128,14 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
         if end is not None:
             return end
         call.took_part, step_plan = True, cooldown_step.mark_executed(step_plan)
+
+
+def _list_checks(
+    plan: StepPlan, call: PreparedCall, head: LoadedHead
+) -> tuple[str, tuple[str, ...], tuple[str, ...] | None]:
+    """Return the entity to approve, the names that switches stop it by, and the datasets to ask about."""
+    names = transitions.step_names(plan, head.record)
+    return transitions.approval_entity(plan, head), names, gate.list_gated_datasets(call, head.record)
 
 
 def _plan_of_run(plan: StepPlan, run: RunRecord) -> Script:
@@ -268,7 +273,8 @@ def _append_commit(
         other = (*other, *(yield from autonomy.settle_outcome(plan, outcome, now)))
     if plan.cooldown is not None:
         other = (*other, *(yield from cooldown_step.resource_writes(plan.cooldown, head, change, events)))
-    saved = yield make(AppendChange, (head, change, True, events, outcome.joined_write, other, {}, False))
+    append: tuple[Any, ...] = (head, change, True, events, outcome.joined_write, other, {}, False)
+    saved = yield make(AppendChange, append)
     if saved is None:
         return CONFLICT
     # The user's `on_commit` write failed and rolled the entry back: that is a failed attempt.

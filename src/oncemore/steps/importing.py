@@ -1,7 +1,7 @@
 """Refuses calls of steps while a command imports the module that defines them.
 
-`oncemore rerun report …` imports `report` to find its steps. A script that calls a step in its last lines,
-without `if __name__ == "__main__":`, would do the work during that import. Such a call raises
+`oncemore runs rerun report …` imports `report` to find its steps. A script that calls a step in its last
+lines, without `if __name__ == "__main__":`, would do the work during that import. Such a call raises
 `CallDuringImport` instead, which ends the import; the steps defined above the call exist already, so the
 command goes on with them.
 """

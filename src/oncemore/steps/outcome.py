@@ -61,6 +61,5 @@ def build_outcome(
     # Almost no attempt emits events, and this line is on the path of every success.
     events = attempt.events and attempt.collect_outputs(call.plan.operation)
     # All fields in order: `make` is a third of the cost of the constructor.
-    return make(
-        AttemptOutcome, (attempt.head, value, None, True, events, (), None, None, None, (), usage, ())
-    )
+    fields = (attempt.head, value, None, True, events, (), None, None, None, (), usage, ())
+    return make(AttemptOutcome, fields)

@@ -183,12 +183,13 @@ def describe_block(subject: str, permit: Permission) -> Exception:
         pipeline = permit.name.removeprefix(PIPELINE)
         return NotPermitted(
             f"{subject} was not begun: pipeline {pipeline} is halted{actor}{reason}; look at what failed "
-            f"(oncemore quarantine list), then release the pipeline: oncemore switch off{option} --reason …",
+            f"(oncemore quarantine list), then release the pipeline: "
+            f"oncemore control switch off{option} --reason …",
             permit.stop,
         )
     # A switch of an external source cannot be released with our command: the message names its source.
     is_external = "kept_in" in details
-    place = f"in {details['kept_in']}" if is_external else f"(oncemore switch off{option} --reason …)"
+    place = f"in {details['kept_in']}" if is_external else f"(oncemore control switch off{option} --reason …)"
     return NotPermitted(
         f"{subject} was not begun: the switch {permit.name} was thrown{actor}{reason}; it goes on when that "
         f"is released {place}",
@@ -200,15 +201,15 @@ def approval_missing(plan: StepPlan, call: PreparedCall, run: RunRecord, objecti
     """Return the error for an attempt that is not approved."""
     return NotPermitted(
         f"{_describe_key(plan, call.entity)} waits for an approval: {objection}; look at it and approve it: "
-        f"oncemore approve {run.run_id} --reason …",
+        f"oncemore control approve {run.run_id} --reason …",
         APPROVAL_NEEDED,
     )
 
 
 _SKIPPED: Final[dict[str, str]] = {
     "SKIPPED_DUPLICATE": "it exists already, and is valid",
-    "SKIPPED_QUARANTINED": "it is in quarantine; an operator must release it: oncemore cooldowns release {}",
-    "SKIPPED_TERMINAL": "it failed permanently; an operator must release it: oncemore cooldowns release {}",
+    "SKIPPED_QUARANTINED": "it is in quarantine; release it: oncemore limits cooldowns release {}",
+    "SKIPPED_TERMINAL": "it failed permanently; release it: oncemore limits cooldowns release {}",
     "SKIPPED_BACKOFF": "it failed before, and is not requested until {}; call again then",
 }
 

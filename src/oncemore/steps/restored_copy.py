@@ -40,6 +40,6 @@ class RestoredCopyCheck:
         if self.notice:
             raise RestoredCopy(
                 f"{self._engine.url} is a copy: {self.notice}. Work done since the copy was made would be "
-                "done twice; check the runs in doubt (oncemore restore), then acknowledge the copy: oncemore "
-                "restore --acknowledge, or engine.acknowledge(reason=…)"
+                "done twice; check the runs in doubt (oncemore store accept-copy), then acknowledge the "
+                "copy: oncemore store accept-copy --acknowledge, or engine.acknowledge(reason=…)"
             )

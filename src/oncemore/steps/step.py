@@ -216,13 +216,14 @@ class StepCalls(Generic[P, R]):
         actor, is_workflow = "" if worker else context.actor, call.plan.is_workflow
         # fmt: off
         # All fields in their order: every attempt passes here, and names cost three times as much.
-        return make(AttemptTerms, (
+        terms = (
             worker, run_id, arguments, digest, seed, call.tenant, correlation_id, call.dataset,
             options.priority, options.retain_s, provider, actor, call.withheld, current_key(), is_workflow,
             "",  # the trace context, which `observers.begin_trace` adds
             options.pipeline,
-        ))
+        )
         # fmt: on
+        return make(AttemptTerms, terms)
 
     # Running ----------------------------------------------------------------------------------------
 
@@ -242,7 +243,7 @@ class StepCalls(Generic[P, R]):
         if end is not None and decision is None:
             return end.value
         if call.engine.copy_check.notice:
-            self._check_original(call)
+            _check_original(call)
         if self._options.cooldown is not None:
             self._use_cooldown(call)
         try:
@@ -271,7 +272,7 @@ class StepCalls(Generic[P, R]):
         if end is not None and decision is None:
             return end.value
         if call.engine.copy_check.notice:
-            self._check_original(call)
+            _check_original(call)
         if self._options.cooldown is not None:
             self._use_cooldown(call)
         try:
@@ -288,11 +289,6 @@ class StepCalls(Generic[P, R]):
         """Add the resource of a call and its cooldown to the plan, if the step has one."""
         if self._options.cooldown is not None and call.plan.cooldown is None:
             call.plan = call.plan.copy_with(cooldown=self._options.cooldown_of(call.args, call.kwargs))
-
-    def _check_original(self, call: PreparedCall) -> None:
-        """Refuse effects on a restored copy; a finished run can be read from a copy."""
-        if call.engine.copy_check.notice and self._options.effect != "pure" and not has_ended(call.head):
-            call.engine.copy_check.check_original()
 
     def _value_or_raise(self, call: PreparedCall, error: Error) -> Any:
         """Raise the error of a call with its run; return the value of a key that was assumed to be new."""
@@ -315,7 +311,7 @@ class StepCalls(Generic[P, R]):
         return self._run_script_async(call, script) if self._is_async else self._run_script_sync(call, script)
 
     def _run_script_sync(self, call: PreparedCall, script: Script) -> Run[Any]:
-        self._check_original(call)
+        _check_original(call)
         try:
             run_call(call, script, CALL_OPERATIONS)
         except Error as error:
@@ -324,7 +320,7 @@ class StepCalls(Generic[P, R]):
         return self._load_run(call)
 
     async def _run_script_async(self, call: PreparedCall, script: Script) -> Run[Any]:
-        self._check_original(call)
+        _check_original(call)
         try:
             await run_call_async(call, script, CALL_OPERATIONS)
         except Error as error:
@@ -359,15 +355,9 @@ class StepCalls(Generic[P, R]):
             parent=opening.get("parent", ""),
         )  # fmt: skip
         call.dataset, call.masking = options.gate_terms_of(args, kwargs)
-        self._check_original(call)
+        _check_original(call)
         self._use_cooldown(call)
         return ResumedCall(call, flow.run_step(call.plan, call, head), opening.get("actor", ""))
-
-    def _run_or_error(self, error: Error) -> Run[Any]:
-        """Return the run of an error that is an outcome of a call; raise any other error."""
-        if not isinstance(error.run, Run) or not isinstance(error, _RUN_ERRORS):
-            raise error
-        return error.run
 
     def _attach_run(self, error: Error, call: PreparedCall) -> None:
         """Attach the run to an error, if there is one and the store can still be read."""
@@ -383,6 +373,19 @@ class StepCalls(Generic[P, R]):
 #: Errors that `Step.run` returns as the state of a run instead of raising them.
 OUTCOME_ERRORS = (StepFailed, CallRefused, OutcomeUncertain)
 _RUN_ERRORS = (StepFailed, OutcomeUncertain, Deferred, InProgress, Quarantined, NotPermitted)
+
+
+def get_run(error: Error) -> Run[Any]:
+    """Return the run of an error that is an outcome of a call; raise any other error."""
+    if not isinstance(error.run, Run) or not isinstance(error, _RUN_ERRORS):
+        raise error
+    return error.run
+
+
+def _check_original(call: PreparedCall) -> None:
+    """Refuse effects on a restored copy; a finished run can be read from a copy."""
+    if call.engine.copy_check.notice and call.plan.effect != "pure" and not has_ended(call.head):
+        call.engine.copy_check.check_original()
 
 
 def has_ended(head: LoadedHead) -> bool:

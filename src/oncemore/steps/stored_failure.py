@@ -81,7 +81,8 @@ def _list_ways(plan: StepPlan, call: PreparedCall, run_id: str) -> Iterator[str]
         is_local = "<" in getattr(plan.function, "__qualname__", "<")
         if not (call.withheld or is_local or call.engine.url == "memory:"):
             store = hide_credentials(call.engine.url)
-            yield f"oncemore rerun {module_of(plan.function)} --run {run_id} --store {store} --reason '…'"
+            module = module_of(plan.function)
+            yield f"oncemore runs rerun {module} --run {run_id} --store {store} --reason '…'"
 
 
 def _format_call(plan: StepPlan, call: PreparedCall) -> str:

@@ -24,7 +24,7 @@ _ARGUMENT = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$(\w+)")
 CONTAINER_KEYS = ("containers", "initContainers", "ephemeralContainers")
 
 
-class Reference(Value):
+class ImageReference(Value):
     """A reference that is not pinned: the rule, the line and the text of the finding."""
 
     rule: str
@@ -32,26 +32,26 @@ class Reference(Value):
     text: str
 
 
-def check_image(image: str, line: int) -> Iterator[Reference]:
+def check_image(image: str, line: int) -> Iterator[ImageReference]:
     """Yield a finding if an image has no digest."""
     if not _DIGEST.search(image):
-        yield Reference(IMAGE_RULE, line, f"image {image} has no digest; write NAME:TAG@sha256:DIGEST")
+        yield ImageReference(IMAGE_RULE, line, f"image {image} has no digest; write NAME:TAG@sha256:DIGEST")
 
 
-def check_action(action: str, line: int) -> Iterator[Reference]:
+def check_action(action: str, line: int) -> Iterator[ImageReference]:
     """Yield a finding if an action of a workflow is not pinned by a commit, or its image by a digest."""
     if action.startswith("docker://"):
         yield from check_image(action.removeprefix("docker://"), line)
     # A local action has the commit of the workflow itself.
     elif not action.startswith("./") and not _COMMIT.search(action):
         text = f"action {action} is not pinned by a commit; write OWNER/NAME@COMMIT # TAG"
-        yield Reference(ACTION_RULE, line, text)
+        yield ImageReference(ACTION_RULE, line, text)
 
 
 # Dockerfiles.
 
 
-def check_dockerfile(text: str) -> Iterator[Reference]:
+def check_dockerfile(text: str) -> Iterator[ImageReference]:
     """Yield the images of a Dockerfile without digest: of FROM, COPY --from, RUN --mount and # syntax."""
     stages: set[str] = set()
     arguments: dict[str, str] = {}
@@ -72,7 +72,9 @@ def check_dockerfile(text: str) -> Iterator[Reference]:
             yield from _check_sources(line, rest, stages, arguments)
 
 
-def _check_sources(line: int, rest: str, stages: set[str], arguments: dict[str, str]) -> Iterator[Reference]:
+def _check_sources(
+    line: int, rest: str, stages: set[str], arguments: dict[str, str]
+) -> Iterator[ImageReference]:
     """Yield images that COPY or RUN --mount reads from; stages of the file are named or numbered."""
     for option in re.findall(r"--from=(\S+)|--mount=\S*?\bfrom=([^,\s]+)", rest):
         image = _expand_arguments(option[0] or option[1], arguments)
@@ -109,7 +111,7 @@ def _read_instructions(text: str) -> Iterator[tuple[int, str, str]]:
 # YAML.
 
 
-def check_workflow(document: Any) -> Iterator[Reference]:
+def check_workflow(document: Any) -> Iterator[ImageReference]:
     """Yield the unpinned images and actions of a GitHub workflow or of a composite action."""
     for job in _read_members(document, "jobs"):
         yield from _check_use(job)
@@ -125,19 +127,19 @@ def check_workflow(document: Any) -> Iterator[Reference]:
             yield from check_action(image, _line_of(runs, "image"))
 
 
-def _check_steps(job: Any) -> Iterator[Reference]:
+def _check_steps(job: Any) -> Iterator[ImageReference]:
     steps = job.get("steps")
     for step in steps if isinstance(steps, list) else []:
         if isinstance(step, dict):
             yield from _check_use(step)
 
 
-def _check_use(part: Any) -> Iterator[Reference]:
+def _check_use(part: Any) -> Iterator[ImageReference]:
     if isinstance(part.get("uses"), str):
         yield from check_action(part["uses"], _line_of(part, "uses"))
 
 
-def _check_container(part: Any, key: str) -> Iterator[Reference]:
+def _check_container(part: Any, key: str) -> Iterator[ImageReference]:
     """Yield the image of a container that is written as a text or as a mapping with `image`."""
     value = part.get(key)
     if isinstance(value, str):
@@ -146,14 +148,14 @@ def _check_container(part: Any, key: str) -> Iterator[Reference]:
         yield from check_image(value["image"], _line_of(value, "image"))
 
 
-def check_compose(document: Any) -> Iterator[Reference]:
+def check_compose(document: Any) -> Iterator[ImageReference]:
     """Yield the images of a compose file; a service that is built has a name for its image, and no source."""
     for service in _read_members(document, "services"):
         if isinstance(service.get("image"), str) and "build" not in service:
             yield from check_image(service["image"], _line_of(service, "image"))
 
 
-def check_manifest(document: Any) -> Iterator[Reference]:
+def check_manifest(document: Any) -> Iterator[ImageReference]:
     """Yield the images of all containers in a Kubernetes object, at any depth."""
     if isinstance(document, list):
         for part in document:
@@ -172,7 +174,7 @@ def check_manifest(document: Any) -> Iterator[Reference]:
             yield from check_manifest(value)
 
 
-def check_yaml(document: Any, *, is_workflow: bool) -> Iterator[Reference]:
+def check_yaml(document: Any, *, is_workflow: bool) -> Iterator[ImageReference]:
     """Yield the unpinned references of one YAML document of any kind."""
     if is_workflow:
         yield from check_workflow(document)

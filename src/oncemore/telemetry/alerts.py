@@ -124,6 +124,19 @@ def find_alerts(
     return tuple(sorted(alerts, key=lambda alert: (alert.began, alert.kind)))
 
 
+def find_current_alerts(
+    retries: Iterable[RetryMoment], ends: Iterable[RetryMoment], now: float, rules: AlertRules
+) -> tuple[RetryAlert, ...]:
+    """Return the alerts that hold at a time: at most one of each kind."""
+    recent = tuple(moment for moment in retries if now - moment.at <= RATE_WINDOW_S)
+    ended = tuple(moment for moment in ends if now - moment.at <= rules.window_s)
+    found = (
+        _rate_alert(recent, rules) if recent else None,
+        _exhaustion_alert(ended, rules) if ended else None,
+    )
+    return tuple(alert for alert in found if alert is not None)
+
+
 def _find_episodes(
     moments: Sequence[RetryMoment],
     window_s: float,

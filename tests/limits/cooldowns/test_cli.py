@@ -1,4 +1,4 @@
-"""`oncemore cooldowns`: what it prints, what it writes, and how it ends."""
+"""`oncemore limits cooldowns`: what it prints, what it writes, and how it ends."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Ran:
     """What a command printed, and how it ended."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], *words: str) -> None:
-        self.code = cli.run_command(["cooldowns", *words])
+        self.code = cli.run_command(["limits", "cooldowns", *words])
         self.out, self.err = capsys.readouterr()
 
     @property

@@ -187,9 +187,7 @@ def test_what_waits_for_a_person_is_not_asked_for_until_one_lets_it_go(
     assert (found.last_attempt_outcome, found.state, found.acquisition_status) == (outcome, "HELD", "FAILED")
     clock.advance(1e6)
     for more in ({}, {"bucket": 1}):
-        with pytest.raises(
-            CoolingDown, match="an operator must release it: oncemore cooldowns release p"
-        ) as caught:
+        with pytest.raises(CoolingDown, match="release it: oncemore limits cooldowns release p") as caught:
             call("p", **more)
         assert (caught.value.outcome, caught.value.until) == (skipped, 0.0)
     assert source.asked == 1

@@ -62,8 +62,8 @@ def test_every_fault_of_a_file_is_reported_at_once(write: Write) -> None:
     [
         ("governed: true\nretry_policy: {timeout_s: 1}", 'version is missing'),
         ('version: "1"\ngoverned: true\nretry_policy: {timeout_s: 1}', "1:10: version of a governed file"),
-        ("version: retry-loop-v1\ngoverned: true\nretry_policy: {timeout_s: 1}", "v<major>.<minor> (POL-4)"),
-        ("version: retry-loop-v1.02\ngoverned: true\nretry_policy: {timeout_s: 1}", "(POL-4)"),
+        ("version: retry-loop-v1\ngoverned: true\nretry_policy: {timeout_s: 1}", "v<major>.<minor>"),
+        ("version: retry-loop-v1.02\ngoverned: true\nretry_policy: {timeout_s: 1}", "file has the form"),
         ("version: 1.0\nretry_policy: {}", "version is 1.0; it must be a text; put it in quotes"),
         ("version: 2026-01-01\nretry_policy: {}", "version is '2026-01-01'; it must be a text; put"),
         ("version: ''\nretry_policy: {}", "version is ''"),
@@ -320,7 +320,7 @@ policies:
 def test_a_violation_cannot_be_made_retryable(write: Write, name: str) -> None:
     said = faults(write, f'version: "1"\nretry_policy: {{}}\nclassify:\n  retryable: [HTTP_503, "{name}"]\n')
     assert "mine.yaml:4:3: classify.retryable covers" in said
-    assert "which may never be retried (CLASS-2)" in said
+    assert "which may never be retried" in said
     said = faults(
         write, f'version: "1"\nretry_policy:\n  attempts: 0\n  classify: {{retry_on: ["{name}"]}}\n'
     )
@@ -357,7 +357,7 @@ def test_constant_delays_are_refused_when_governed_and_a_warning_elsewhere(write
     said = faults(
         write, f"version: retry-loop-v1.0\ngoverned: true\nretry_policy: {{{fields}, timeout_s: 5}}"
     )
-    assert "(BACKOFF-3)" in said
+    assert "grow up to the cap" in said
     with pytest.warns(PolicyWarning, match="never grows"):
         of(write, fields)
 

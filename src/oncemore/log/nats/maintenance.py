@@ -111,7 +111,7 @@ class NatsMaintenance(FilelessMaintenance):
         """Raise `UsageError` with the commands that back up a stream."""
         raise UsageError(
             "a store in NATS is backed up by the server's own tools: nats stream backup; or copied into "
-            "another store: oncemore copy"
+            "another store: oncemore store move"
         )
 
 

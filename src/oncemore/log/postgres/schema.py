@@ -151,7 +151,7 @@ def check_objects(connection: Connection, where: PostgresAddress, schema: str) -
     if foreign:
         raise StoreError(
             f"{where.shown}: {foreign[0]}, created by another program: it could change the entries "
-            "of the log. Remove it, and run `oncemore verify`"
+            "of the log. Remove it, and run `oncemore store verify`"
         )
 
 

@@ -189,7 +189,7 @@ def check_objects(connection: apsw.Connection, path: Path) -> set[str]:
     if foreign:
         raise StoreError(
             f"{path}: {foreign[0]}, created by another program: it could change the entries of the log. "
-            "Remove it, and run `oncemore verify`"
+            "Remove it, and run `oncemore store verify`"
         )
     return {name for _, name, _ in rows}
 

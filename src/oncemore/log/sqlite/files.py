@@ -62,8 +62,8 @@ def companions_alone(path: Path, companions: list[str]) -> StoreError:
     """Return the error for companion files whose database is missing."""
     return StoreError(
         f"{path} is missing, but {', '.join(companions)} of it are here: the database was deleted or moved. "
-        f"Put it back, or remove the companions (oncemore doctor --store {path} --remove-companions) and "
-        "then restore a backup, or begin an empty store, which runs all work again"
+        f"Put it back, or remove the companions (oncemore store doctor --store {path} --remove-companions) "
+        "and then restore a backup, or begin an empty store, which runs all work again"
     )
 
 

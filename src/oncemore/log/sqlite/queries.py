@@ -1,8 +1,9 @@
 """The queries of a SQLite store: columns and rows of heads and entries, and lists of heads.
 
-Due heads have an index. The other queries of operators have none, because every write would pay for it: a
-list of the newest heads reads the end of the log backwards, where it usually finds enough, and only then
-reads all heads (a million in about a second), sorting nothing but their ids.
+Due heads have an index, and so have failed and held ones. The other queries of operators have none, because
+every write would pay for it: a list of the newest heads reads the end of the log backwards, where it usually
+finds enough, and only then reads all heads (a million in about a second), sorting nothing but their ids. All
+kinds but runs are found by the beginning of their names.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ WITH RECURSIVE chain(at, number, next) AS (
 LAST_SEQ = "SELECT coalesce(max(seq), 0) FROM log"
 #: Number of last entries that are searched before all heads are.
 RECENT_ENTRIES = 20_000
+
+#: The states in the index `head_failed`. SQLite uses a partial index only if the query has its condition.
+FAILED_STATES = ("HARD_FAIL", "HELD")
+_IS_FAILED = "state IN ('HARD_FAIL', 'HELD')"
 
 _COLUMNS = ", ".join(f"head.{name}" for name in HEAD_COLUMNS)
 _BODY = "(SELECT body FROM log own WHERE own.seq=head.seq)"
@@ -95,9 +100,11 @@ def read_head_rows(query: HeadQuery, read: Read) -> list[tuple[Any, ...]]:
         f"SELECT {_COLUMNS}, {body} FROM log CROSS JOIN head ON head.entity=log.entity AND head.seq=log.seq "  # noqa: S608
         f"WHERE log.seq>? AND log.seq<=? AND {where} ORDER BY log.seq DESC LIMIT ?"
     )
-    rows = read(sql, (bottom, top, *values, query.limit))
-    if len(rows) == query.limit or bottom == query.after_seq:
-        return rows
+    # The index of failed heads is in this order already.
+    if query.state not in FAILED_STATES:
+        rows = read(sql, (bottom, top, *values, query.limit))
+        if len(rows) == query.limit or bottom == query.after_seq:
+            return rows
     sql = (
         f"SELECT {_COLUMNS}, {body} FROM head WHERE id IN "  # noqa: S608
         f"(SELECT id FROM head WHERE {where} ORDER BY seq DESC LIMIT ?) ORDER BY seq DESC"
@@ -106,6 +113,10 @@ def read_head_rows(query: HeadQuery, read: Read) -> list[tuple[Any, ...]]:
 
 
 def _build_where(query: HeadQuery) -> tuple[str, list[Any]]:
+    prefix = query.prefix
+    # Runs are most of all heads, so that their name says little; the due time has an index of its own.
+    if not prefix and query.kind != "run" and query.due_by is None:
+        prefix = f"{query.kind}/"
     conditions: list[tuple[str, Any]] = [
         ("kind=?", query.kind),
         *((f"{column}=?", getattr(query, column)) for column in ("state", "step", "worker", "dataset")),
@@ -115,10 +126,13 @@ def _build_where(query: HeadQuery) -> tuple[str, list[Any]]:
         ("head.seq<?", query.before_seq),
         ("head.entity>?", query.after),
         # A range instead of LIKE, because names may contain % and _.
-        ("head.entity>=?", query.prefix or None),
-        ("head.entity<?", query.prefix + "\U0010ffff" if query.prefix else None),
+        ("head.entity>=?", prefix or None),
+        ("head.entity<?", prefix + "\U0010ffff" if prefix else None),
         ("instr(head, ?)", query.head_contains or None),
         (f"instr({_BODY}, ?)", query.body_contains or None),
     ]
     used = [(text, value) for text, value in conditions if value is not None]
-    return " AND ".join(text for text, _ in used), [value for _, value in used]
+    text = " AND ".join(text for text, _ in used)
+    if query.state in FAILED_STATES:
+        text = f"{_IS_FAILED} AND {text}"
+    return text, [value for _, value in used]

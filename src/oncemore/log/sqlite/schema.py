@@ -37,9 +37,15 @@ CREATE TABLE head(
     worker TEXT NOT NULL, dataset TEXT NOT NULL, seq INT NOT NULL);
 CREATE INDEX head_due ON head(kind, due) WHERE due IS NOT NULL;
 CREATE INDEX head_step ON head(kind, step, due, entity) WHERE due IS NOT NULL;
+CREATE INDEX head_failed ON head(kind, state, seq) WHERE state IN ('HARD_FAIL', 'HELD');
 CREATE TABLE log(
     seq INTEGER PRIMARY KEY, entity TEXT NOT NULL, version INT NOT NULL, before INT NOT NULL,
     hash BLOB NOT NULL, header BLOB NOT NULL, body BLOB, digest BLOB);
+"""
+#: Indexes that a file may lack because an earlier version created it. Operators search for failed and held
+#: runs; as the index has no other rows, a run that succeeds does not pay for it.
+ADDED_INDEXES = """
+CREATE INDEX IF NOT EXISTS head_failed ON head(kind, state, seq) WHERE state IN ('HARD_FAIL', 'HELD');
 """
 
 
@@ -93,6 +99,7 @@ def set_up_file(connection: apsw.Connection, path: Path) -> None:
             connection.execute(SCHEMA)
             connection.execute("INSERT INTO meta VALUES ('format', ?)", (FORMAT,))
         _migrate_file(connection, path)
+        connection.execute(ADDED_INDEXES)
 
 
 def _migrate_file(connection: apsw.Connection, path: Path) -> None:

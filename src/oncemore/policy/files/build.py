@@ -122,14 +122,14 @@ def _check_version(tree: MappingNode, envelope: dict[str, Any], faults: FaultLis
     """Add a fault for a governed file without a valid version; give other files a default, with a note."""
     form = "retry-loop-v<major>.<minor>"
     if "version" not in tree.entries and envelope.get("governed"):
-        text = "is missing; every decision records it (POL-4): version: retry-loop-v1.0"
+        text = "is missing; every decision records it: version: retry-loop-v1.0"
         faults.add_fault(tree.mark, "version", text)
     elif "version" not in tree.entries:
         envelope["version"] = UNVERSIONED
         yield f'{tree.mark.file}: version is missing; decisions record "{UNVERSIONED}"; write version: "1"'
     elif envelope.get("governed") and not re.fullmatch(GOVERNED_VERSION_PATTERN, envelope.get("version", "")):
         entry = tree.entries["version"]
-        faults.add_fault(entry.node.mark, "version", f"of a governed file has the form {form} (POL-4)")
+        faults.add_fault(entry.node.mark, "version", f"of a governed file has the form {form}")
 
 
 class _PolicyBuilder:
@@ -156,7 +156,7 @@ class _PolicyBuilder:
         forbidden = find_forbidden(classes.get("retryable", ()))
         if forbidden:
             entry = classify.entries["retryable"]
-            text = f"covers {', '.join(forbidden)}, which may never be retried (CLASS-2)"
+            text = f"covers {', '.join(forbidden)}, which may never be retried"
             self._faults.add_fault(entry.mark, entry.written_path, text)
         # A missing value has its own fault already; building on would only add follow-up faults.
         if forbidden or len(values) != len(fields.entries) or len(classes) != len(classify.entries):

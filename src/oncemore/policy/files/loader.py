@@ -304,7 +304,7 @@ def _check_care_notes(draft: FileDraft, built: BuiltProfile, faults: FaultList) 
     envelope = built.envelope
     is_sensitive = envelope.get("classification") == "Sensitive" or envelope.get("indigenous_rights_flag")
     if envelope.get("governed") and is_sensitive and "care_notes" not in envelope:
-        text = "is missing; a governed policy for sensitive pipelines says how it treats their data (GOV-12)"
+        text = "is missing; a governed policy for sensitive pipelines says how it treats their data"
         faults.add_fault(draft.tree.mark, "care_notes", text)
 
 

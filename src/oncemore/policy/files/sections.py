@@ -152,7 +152,7 @@ SECTION_FIELDS: Final = (
     ),
     section_field(
         "escalation",
-        "the policies named in escalation records (GOV-10)",
+        "the policies named in escalation records",
         (
             text_field(
                 "permanent", "after a permanent failure; default: autonomy-matrix", pattern=NAME_PATTERN

@@ -1,0 +1,217 @@
+"""Pages as a client without a browser sees them: categories, periods, what-if, the ledger, the command."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+import oncemore
+from oncemore.dashboard import create_app
+from tests.dashboard.conftest import HOST, ServedDashboard, read_form_token, sign_in
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def read_cells(html: str, heading: str) -> list[list[str]]:
+    """Return the texts of the table rows after a heading."""
+    table = html.partition(heading)[2].partition("</table>")[0]
+    rows = re.findall(r"<tr[^>]*>(.*?)</tr>", table, re.DOTALL)[1:]
+    return [
+        [re.sub(r"<[^>]+>", "", cell).strip() for cell in re.findall(r"<td.*?</td>", row, re.DOTALL)]
+        for row in rows
+    ]
+
+
+@pytest.mark.req("DASH-7")
+def test_the_page_of_categories_has_the_numbers_of_the_audit(tmp_path: Path) -> None:
+    from oncemore.audit.recorder import AuditRecorder
+    from oncemore.audit.sinks import AuditFile, AuditStream
+
+    path = tmp_path / "audit.jsonl"
+    with AuditFile(path) as sink:
+        for attempts, error in ((1, None), (2, None), (3, ConnectionError("refused"))):
+            recorder = AuditRecorder(sink, "RETRY_KV_GET", "read")
+            recorder.record_end(attempts, 0.0, error)
+    with oncemore.open("memory:") as engine:
+        html = sign_in(create_app(engine, audit_files=[path])).get("/categories").text
+    ((category, operations, attempts_, rate, average),) = read_cells(html, str(path))
+    (summary,) = AuditStream.read(path).per_category().values()
+    assert (operations, attempts_, rate, average) == ("3", "6", "66.7 %", "2.00")
+    assert (summary.total_attempts, summary.avg_attempts) == (6, 2.0)
+    assert category in AuditStream.read(path).per_category()
+
+
+@pytest.mark.req("DASH-1")
+def test_two_periods_stand_side_by_side(served: ServedDashboard) -> None:
+    client = sign_in(served.app)
+    html = client.get("/energy?since=1h&until=2099-01-01&base_since=2h&base_until=1h").text
+    rows = {row[0]: row[1:] for row in read_cells(html, "Both periods")}
+    for figure in ("Attempts", "Energy, kWh", "Carbon, kg CO2e", "Duplicate work: repeated attempts"):
+        baseline, period, *_ = rows[figure]
+        assert baseline in ("0", "—"), "nothing ran in the hour before"
+        assert period != "0"
+    assert "the period ends before it begins" in client.get("/energy?since=1h&until=2h").text
+
+
+def test_what_if_compares_a_window_under_another_policy(served: ServedDashboard) -> None:
+    client = sign_in(served.app)
+    html = client.get("/what-if?since=1h&until=2099-01-01&policy=kfm-loop").text
+    figures = {row[0]: row[1:] for row in read_cells(html, 'id="figures"')}
+    assert float(figures["Delays, s"][1].replace(",", "")) > float(figures["Delays, s"][0].replace(",", ""))
+    assert html.count("<polyline") == 2
+    for query, message in (
+        ("tuning=compare&policy=kfm-loop", "leave the policy empty"),
+        ("tuning=perhaps", "it takes on, off or compare"),
+        ("policy=kfm-loop&intensity=much", "grams of CO2"),
+        ("policy=kfm-loop&since=2001-01-01&until=2001-01-02", "no run was recorded"),
+        ("policy=nothing", "not"),
+    ):
+        reply = client.get(f"/what-if?{query}")
+        assert reply.status_code == 400
+        assert message in reply.text
+    assert client.get("/what-if?tuning=compare&intensity=620").status_code == 200
+
+
+def test_the_ledger_is_verified_on_demand_and_a_changed_log_shows(tmp_path: Path) -> None:
+    import apsw
+
+    with oncemore.open(tmp_path / "log.db") as engine:
+
+        @oncemore.step(effect="pure", name="square")
+        def square(n: int) -> int:
+            return n * n
+
+        square(2)
+        app = create_app(engine, read_only=True)
+        client = sign_in(app)
+        token = read_form_token(client)
+        reply = client.post(
+            "/do/verify-ledger", data={"form_token": token, "next": "/ledger"}, headers={"origin": HOST}
+        )
+        assert reply.headers["location"] == "/ledger"
+        assert (
+            "Intact: 2 entries" in re.sub(r"\s+", " ", client.get("/ledger").text)
+            or "Intact" in client.get("/ledger").text
+        )
+        with apsw.Connection(str(tmp_path / "log.db")) as connection:
+            connection.execute("update log set body = replace(body, '4', '5')")
+        client.post("/do/verify-ledger", data={"form_token": token}, headers={"origin": HOST})
+        assert "Not intact" in client.get("/ledger").text
+
+
+def test_a_stored_token_signs_in_and_decides_as_its_owner(tmp_path: Path) -> None:
+    from oncemore.dashboard import DashboardUser
+    from oncemore.governance.identity import read_process_user
+
+    with oncemore.open(tmp_path / "log.db") as engine:
+        engine.roles.assign(read_process_user().name, "reviewer", reason="head of the archive")
+        token = engine.roles.create_token("archivist", "operator", expires=3600.0, reason="on call")
+        app = create_app(engine)
+        from starlette.testclient import TestClient
+
+        client = TestClient(app, base_url=HOST, headers={"authorization": f"Bearer {token}"})
+        body = {"scope": "tenant", "name": "north", "reason": "a test"}
+        assert client.post("/api/actions/switch-on", json=body).status_code == 200
+        (switch,) = engine.switches.status()
+        assert switch.by.startswith("archivist (token ")
+        assert app.identify("guess") is None
+        assert isinstance(app.identify(token), DashboardUser)
+
+
+def test_an_unknown_page_and_an_unknown_run_are_explained(served: ServedDashboard) -> None:
+    client = sign_in(served.app)
+    for path, message in (("/nothing", "There is no page /nothing"), ("/runs/0193aaaa", "there is no run")):
+        reply = client.get(path)
+        assert reply.status_code == 404
+        assert message in reply.text
+    reply = client.get("/runs?state=x")
+    assert reply.status_code == 400
+    assert "the states are" in reply.text
+    assert client.get("/live?page=/nothing").status_code == 404
+    assert (
+        client.post(
+            "/do/nothing", data={"form_token": read_form_token(client)}, headers={"origin": HOST}
+        ).status_code
+        == 404
+    )
+
+
+def test_the_error_of_a_store_is_shown(tmp_path: Path) -> None:
+    engine = oncemore.open(tmp_path / "log.db")
+    app = create_app(engine)
+    client = sign_in(app)
+    assert client.get("/").status_code == 200
+    engine.close()
+    for file in tmp_path.glob("log.db*"):
+        file.unlink() if file.is_file() else None
+    (tmp_path / "log.db").write_bytes(b"this is not a database, " * 100)
+    reply = client.get("/runs")
+    assert reply.status_code == 503
+    assert "log.db" in reply.text
+
+
+def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
+    from urllib.request import HTTPCookieProcessor, build_opener
+
+    with oncemore.open(tmp_path / "log.db") as engine:
+        engine.switches.on(reason="a test", by="operator")
+    command = [
+        sys.executable,
+        "-m",
+        "oncemore",
+        "dashboard",
+        "--port",
+        "0",
+        "--store",
+        str(tmp_path / "log.db"),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert "works once" in process.stdout.readline()
+        link = process.stdout.readline().strip()
+        assert "operator" in process.stdout.readline()
+        opener = build_opener(HTTPCookieProcessor())
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                page = opener.open(link, timeout=30).read().decode()
+                break
+            except OSError:
+                # The link is printed a moment before the server answers.
+                assert time.monotonic() < deadline
+        assert "Switch all_execution" in page
+        stream = opener.open(link.partition("/login")[0] + "/live?page=/", timeout=30)
+        assert stream.readline().startswith(b"event: regions")
+        os.kill(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+        assert errors.strip() == ""
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_missing_store_and_a_taken_port_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import socket
+
+    from oncemore import cli
+
+    assert cli.run_command(["dashboard", "--store", str(tmp_path / "none.db")]) != 0
+    assert "there is no store" in capsys.readouterr().err
+    oncemore.open(tmp_path / "log.db").store.now()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert cli.run_command(["dashboard", "--store", str(tmp_path / "log.db"), "--port", port]) == 2
+    assert "cannot listen" in capsys.readouterr().err
