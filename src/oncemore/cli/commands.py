@@ -311,6 +311,16 @@ def write_report(report: CommandReport, in_json: bool) -> int:
     return report.exit_code
 
 
+def _print_version(context: click.Context, _: click.Parameter, is_given: bool) -> None:
+    """Print the version, then the optional parts; scripts read the first line."""
+    if not is_given or context.resilient_parsing:
+        return
+    from oncemore.queries.extras import describe_parts
+
+    click.echo("\n".join([f"oncemore {__version__}", "", "Optional parts:", *describe_parts()]))
+    context.exit()
+
+
 reason_option = value_option("--reason", "TEXT", "The reason; it is recorded.", required=True)
 by_option = value_option(
     "--by", "NAME", "Name of the operator, to be recorded; default: the user of this process."
@@ -381,7 +391,14 @@ ROOT_SECTIONS = {
     # click offers only --help by default.
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.version_option(__version__, prog_name="oncemore", message="%(prog)s %(version)s")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and the optional parts that are installed.",
+)
 def root() -> None:
     """Try it once more. Apply it once.
 
