@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,16 +37,26 @@ HERE = Path(__file__).parent
 TORTURE = tuple(HERE / name for name in ("torture", "crash", "sim", "storm"))
 
 
+@cache
+def is_torture(path: Path) -> bool:
+    """Return whether `make torture` runs the tests of this file at length."""
+    return path.name in ("test_kills.py", "test_killed.py") or any(map(path.is_relative_to, TORTURE))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.name in ("test_kills.py", "test_killed.py") or any(
-            item.path.is_relative_to(each) for each in TORTURE
-        ):
+        if is_torture(item.path):
             item.add_marker(pytest.mark.torture)
+
+
+def pytest_collection() -> None:
+    """Do not search for garbage while tests are collected: every process imports thousands of modules."""
+    gc.disable()
 
 
 def pytest_collection_finish() -> None:
     """Leave what was imported to collect the tests out of every later search for garbage."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

@@ -16,17 +16,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from tools import plain_words
-from tools.plain_words import Measures
+from tools.plain_words import Finding, Measures, Module
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-MODULES = plain_words.read_modules()
-FOLDERS = plain_words.measure_folders(MODULES)
 SOURCE = "src/oncemore/"
-LONG_PARTS = {finding.place: finding.message for finding in plain_words.find_long_parts(MODULES)}
-POSITIONAL_CALLS = plain_words.find_positional_calls(MODULES)
+#: Only names here: parsing takes seconds, and every test process collects this file.
+FOLDER_NAMES = sorted({Module.name_folder(path) for path in plain_words.SOURCE.rglob("*.py")})
 TARGET = Measures(one_word_names=30.0, comments=4.0, vague_words=0.5, question_words=6.0)
 #: What to do about each measure that is over its limit.
 ADVICE = {
@@ -69,48 +67,68 @@ def meets(measure: str, value: float, limit: float) -> bool:
     return value >= limit if measure == "comments" else value <= limit
 
 
-@pytest.mark.parametrize("folder", sorted(FOLDERS))
-def test_a_folder_is_written_in_plain_words(folder: str) -> None:
+class MeasuredSource(NamedTuple):
+    """The parsed package and what was counted in it."""
+
+    modules: list[Module]
+    folders: dict[str, Measures]
+    long_parts: dict[str, str]
+    positional_calls: list[Finding]
+
+
+@pytest.fixture(scope="module")
+def source() -> MeasuredSource:
+    modules = plain_words.read_modules()
+    return MeasuredSource(
+        modules,
+        plain_words.measure_folders(modules),
+        {finding.place: finding.message for finding in plain_words.find_long_parts(modules)},
+        plain_words.find_positional_calls(modules),
+    )
+
+
+@pytest.mark.parametrize("folder", FOLDER_NAMES)
+def test_a_folder_is_written_in_plain_words(source: MeasuredSource, folder: str) -> None:
     limits = TARGET._asdict() | dict(EXCEPTIONS.get(folder, NO_EXCEPTIONS).measures)
     over = {
         measure: f"{folder} has {value:.1f}, the limit is {limits[measure]}: {ADVICE[measure]}"
-        for measure, value in FOLDERS[folder]._asdict().items()
+        for measure, value in source.folders[folder]._asdict().items()
         if not meets(measure, value, limits[measure])
     }
     if "vague_words" in over:
-        members = [module for module in MODULES if module.folder == folder]
+        members = [module for module in source.modules if module.folder == folder]
         found = [finding for module in members for finding in plain_words.find_vague_words(module)]
         over["places"] = "\n".join(f"{finding.place}: {finding.message}" for finding in found)
     assert over == {}, "\n".join(over.values())
 
 
 @pytest.mark.parametrize("folder", sorted(EXCEPTIONS))
-def test_exceptions_that_are_no_longer_needed_are_off_the_list(folder: str) -> None:
-    assert folder in FOLDERS, f"there is no folder {folder}: take it off the list"
+def test_exceptions_that_are_no_longer_needed_are_off_the_list(source: MeasuredSource, folder: str) -> None:
+    assert folder in source.folders, f"there is no folder {folder}: take it off the list"
     for measure in EXCEPTIONS[folder].measures:
-        value, target = FOLDERS[folder]._asdict()[measure], TARGET._asdict()[measure]
+        value, target = source.folders[folder]._asdict()[measure], TARGET._asdict()[measure]
         assert not meets(measure, value, target), f"{folder} meets the target: take {measure} off the list"
-    short = {name for name in EXCEPTIONS[folder].too_long if SOURCE + name not in LONG_PARTS}
+    short = {name for name in EXCEPTIONS[folder].too_long if SOURCE + name not in source.long_parts}
     assert short == set(), "no longer too long: take it off the list"
-    counts = Counter(finding.place.split(":")[0] for finding in POSITIONAL_CALLS)
+    counts = Counter(finding.place.split(":")[0] for finding in source.positional_calls)
     for name, allowed in EXCEPTIONS[folder].positional.items():
         assert counts[SOURCE + name] >= allowed, f"{name} has {counts[SOURCE + name]} such calls: lower it"
 
 
-def test_class_names_are_unique() -> None:
-    repeated = plain_words.find_repeated_classes(MODULES)
+def test_class_names_are_unique(source: MeasuredSource) -> None:
+    repeated = plain_words.find_repeated_classes(source.modules)
     assert [finding for finding in repeated if finding.place not in SHARED_NAMES] == []
 
 
-def test_modules_classes_and_functions_stay_within_their_sizes() -> None:
+def test_modules_classes_and_functions_stay_within_their_sizes(source: MeasuredSource) -> None:
     allowed = {SOURCE + name for one in EXCEPTIONS.values() for name in one.too_long}
-    assert {place: message for place, message in LONG_PARTS.items() if place not in allowed} == {}
+    assert {place: message for place, message in source.long_parts.items() if place not in allowed} == {}
 
 
-def test_calls_with_many_values_use_keywords() -> None:
+def test_calls_with_many_values_use_keywords(source: MeasuredSource) -> None:
     allowed = {SOURCE + name: n for one in EXCEPTIONS.values() for name, n in one.positional.items()}
     found: dict[str, list[str]] = {}
-    for finding in POSITIONAL_CALLS:
+    for finding in source.positional_calls:
         found.setdefault(finding.place.partition(":")[0], []).append(f"{finding.place}: {finding.message}")
     for module, places in found.items():
         assert len(places) <= allowed.get(module, 0), "\n".join(places)

@@ -70,8 +70,13 @@ class Module:
 
     @property
     def folder(self) -> str:
-        """The folder of the package that the file is in; "." for the root."""
-        parts = self.path.relative_to(SOURCE).parts
+        """The folder of the package that the file is in."""
+        return self.name_folder(self.path)
+
+    @staticmethod
+    def name_folder(path: Path) -> str:
+        """Return the folder of the package that a file is in; "." for the root."""
+        parts = path.relative_to(SOURCE).parts
         return parts[0] if len(parts) > 1 else "."
 
     @property

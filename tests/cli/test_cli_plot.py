@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncemore.cli.charts import MAX_ROWS, MIN_BAR_WIDTH, draw_chart
+from oncemore.cli.charts import MAX_ROWS, MIN_BAR_WIDTH, draw_chart, draw_columns
 from oncemore.cli.svg import render_svg
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import Policy
@@ -178,3 +178,16 @@ def test_a_name_cannot_break_out_of_the_picture() -> None:
     root = ElementTree.fromstring(text)  # noqa: S314 - our own text
     assert not list(root.iter(f"{SVG}script"))
     assert "\x1b" not in text
+
+
+def test_columns_have_the_height_of_their_values_in_eighths() -> None:
+    assert draw_columns([300, 150, 75, 0], height=6, cell=3) == [
+        "  300 ┤██",
+        "      │██",
+        "  200 ┤██",
+        "      │██ ██",
+        "  100 ┤██ ██ ▄▄",
+        "      │██ ██ ██",
+        "    0 └───────────",
+    ]
+    assert draw_columns([0, 0], height=2, cell=2) == ["    1 ┤", "      │", "    0 └───"]

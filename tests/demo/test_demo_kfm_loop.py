@@ -99,11 +99,10 @@ def test_a_log_that_was_altered_fails_the_command(monkeypatch: pytest.MonkeyPatc
     wrong = named("permanent")._replace(states="PENDING(1) RUNNING(1) COMPLETE(1)")
     monkeypatch.setattr(kfm_loop_demo, "list_scenarios", lambda: (named("success"), wrong))
     out = io.StringIO()
-    assert kfm_loop_demo.main(out, plain=True) == 1
+    assert kfm_loop_demo.main(out, plain=True, scenario="all") == 1
     assert "1 differences." in out.getvalue()
 
 
-@pytest.mark.req("SCEN-1")
 @pytest.mark.usefixtures("engine")
 def test_a_late_report_is_done_in_time_with_the_bias_and_misses_its_deadline_without() -> None:
     biased, patient = kfm_loop_demo.select_scenarios("deadline-catchup")
@@ -136,7 +135,7 @@ def test_one_scenario_is_played_alone_and_all_are_listed(capsys: pytest.CaptureF
 
 def test_the_command_shows_and_replays_all_of_them() -> None:
     run = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "oncemore", "demo", "kfm-loop"],
+        [sys.executable, "-W", "error", "-m", "oncemore", "demo", "kfm-loop", "--scenario", "all"],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (run.returncode, run.stderr) == (0, "")

@@ -75,14 +75,15 @@ def test_the_commands_of_a_page_print_what_it_says(name: str, tmp_path: Path) ->
     commands_print_what_it_says(text, tmp_path)
 
 
-@pytest.mark.req("SCEN-1")
-def test_the_page_of_a_scenario_shows_what_it_prints(tmp_path: Path) -> None:
-    pages = sorted((DOCS.parent / "retry-loop").rglob("scenario-*.md"))
-    assert pages
-    for page in pages:
-        folder = tmp_path / page.stem
-        folder.mkdir()
-        commands_print_what_it_says(page.read_text(encoding="utf-8"), folder)
+RUN_PAGES = sorted(
+    page for folder in ("retries", "retry-loop") for page in (DOCS.parent / folder).glob("*/**/*.md")
+)
+
+
+@pytest.mark.parametrize("page", RUN_PAGES, ids=lambda page: page.stem)
+def test_the_page_of_an_example_shows_what_it_prints(page: Path, tmp_path: Path) -> None:
+    tmp_path.joinpath("examples").symlink_to(DOCS.parents[1] / "examples")
+    commands_print_what_it_says(page.read_text(encoding="utf-8"), tmp_path)
 
 
 @pytest.mark.req("CLI-10")

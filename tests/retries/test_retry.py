@@ -678,6 +678,18 @@ def test_the_test_clock_can_cap_attempts_everywhere() -> None:
         instant_waits(attempts=0)
 
 
+def test_the_test_clock_shows_a_date_in_stores_too() -> None:
+    start = datetime(2026, 10, 31, 23, 59, tzinfo=UTC)
+    with FakeClock(start=start) as clock, oncemore.open("memory:") as engine:
+        assert clock.wall() == start.timestamp()
+        assert 0 <= engine.now() - start.timestamp() < 30
+        clock.advance(3600)
+        assert 3600 <= engine.now() - start.timestamp() < 3630
+        assert clock.monotonic() == 3600
+    with pytest.raises(oncemore.UsageError, match="it needs a time zone"):
+        FakeClock(start=datetime(2026, 10, 31))
+
+
 @pytest.mark.parametrize("spread", ["full", "none", "equal", "decorrelated"])
 def test_a_zero_delay_does_not_sleep(spread: str, clock: FakeClock) -> None:
     with warnings.catch_warnings():

@@ -161,9 +161,9 @@ class _Chance:
     count = 0
 
     @classmethod
-    def nonce(cls) -> int:
+    def bits(cls) -> int:
         cls.count += 1
-        return cls.count
+        return cls.count << 16  # a nonce is the upper 48 of these 64 bits
 
     @classmethod
     def uuid7(cls, now: float) -> str:
@@ -174,8 +174,7 @@ class _Chance:
 _HOST = SimpleNamespace(nodename="sim")
 _HERE = SimpleNamespace(uname=lambda: _HOST, getpid=lambda: 1)
 _SEEDED = (
-    (entry_codec, "new_nonce", _Chance.nonce),
-    (lease, "new_nonce", _Chance.nonce),
+    (entry_codec, "_draw_bits", _Chance.bits),
     (lease, "os", _HERE),
     (lease, "new_uuid7", _Chance.uuid7),
     (engine.log, "disabled", True),  # a heartbeat that fails says so, a thousand times here

@@ -1,11 +1,14 @@
 """Engines that are broken on purpose: the simulation must catch each of them, or it proves nothing.
 
 A bug is a function that breaks one thing, by `monkeypatch` or by a subclass of a piece, and returns the
-simulation to run. All run the same seeds, from 0 upwards; the unbroken engine passes all of them.
+simulation to run. `make torture` runs the same seeds for all, from 0 upwards, until one catches the bug, and
+the unbroken engine on all of them (about 2,500). `make test` begins a rare bug with a seed that is known to
+catch it (`CATCHES`), and runs the unbroken engine on 400 seeds and on those.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -46,7 +49,18 @@ if TYPE_CHECKING:
 
     Bug = Callable[[pytest.MonkeyPatch], type[Sim]]
 
+TORTURE = bool(os.environ.get("ONCEMORE_TORTURE"))
 MOST_SEEDS = 12_000
+#: Seeds that catch what few schedules do. A change of the engine may make one useless: then the search from 0
+#: upwards finds another, and only takes longer.
+CATCHES = {
+    "a failing store hides a cancellation": 1061,
+    "a lost lease hides a cancellation": 2455,
+    "a new run begins after its deadline": 394,
+    "a second commit replaces the first": 376,
+    "an outcome whose checkpoint was lost is dropped": 606,
+    "whose entry stands there is not looked at": 606,
+}
 BUGS: dict[str, Bug] = {}
 
 
@@ -512,14 +526,15 @@ def other_arguments_may_decide_about_a_key(patch: pytest.MonkeyPatch) -> type[Si
 # ------------------------------------------------------------------------------------------------------
 
 
-def seeds_until_caught(kind: type[Sim]) -> tuple[int, str]:
+def seeds_until_caught(kind: type[Sim], first: int | None) -> tuple[int, str]:
     """Return how many schedules it takes until a promise is seen broken, and which."""
+    seeds = [*([] if first is None else [first]), *range(MOST_SEEDS)]
     with seeded():
-        for seed in range(MOST_SEEDS):
+        for count, seed in enumerate(seeds, 1):
             try:
                 kind(seed).run()
             except Violation as caught:
-                return seed + 1, str(caught)
+                return count, str(caught)
     return 0, ""
 
 
@@ -530,7 +545,7 @@ def test_every_broken_engine_is_caught_and_the_whole_one_is_not(
     found: dict[str, tuple[int, str]] = {}
     for name, breaks in BUGS.items():
         with pytest.MonkeyPatch.context() as patch:
-            found[name] = seeds_until_caught(breaks(patch))
+            found[name] = seeds_until_caught(breaks(patch), None if TORTURE else CATCHES.get(name))
     missed = [name for name, (seeds, _) in found.items() if not seeds]
     needed = sorted(seeds for seeds, _ in found.values())
     told = f"bug bank: {len(found) - len(missed)} of {len(found)} caught"
@@ -541,5 +556,6 @@ def test_every_broken_engine_is_caught_and_the_whole_one_is_not(
     print(told)
     record_property("bug bank", told)
     assert len(found) >= 25
+    assert found.keys() >= CATCHES.keys()
     assert not missed
-    run_many(range(needed[-1]))
+    run_many(range(needed[-1]) if TORTURE else {*range(max(400, needed[-1])), *CATCHES.values()})

@@ -1,4 +1,9 @@
-"""All interleavings of two workers at one key, with every fault anywhere: complete, not sampled."""
+"""All interleavings of two workers at one key, with every fault anywhere: complete, not sampled.
+
+`make test` explores what differs: with one fault all five turns of the effects that must not be repeated and
+three of those that may be; with two faults the turns of `TWO_FAULTS`. `make torture` explores all five turns
+of every effect here, and again with two faults in `tests/torture/test_sim_long.py`.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +35,16 @@ EFFECTS = {
 }
 #: To an effect that may be repeated these are the same as another.
 ALIKE = ("fails after its effect, then succeeds", "is refused, then succeeds")
+MAY_REPEAT = ("pure", "idempotent", "outbox")
+#: A success with two faults is a part of each of these. The turn that is left out of the third effect differs
+#: from the one of `once` only in what reconcile says, which the others show.
+TWO_FAULTS = {
+    "idempotent": ["fails, then succeeds", "fails for good"],
+    "once": list(TURNS),
+    "once, with a reconcile function": [
+        "succeeds", "fails, then succeeds", "fails after its effect, then succeeds",
+    ],
+}  # fmt: skip
 TORTURE = bool(os.environ.get("ONCEMORE_TORTURE"))
 
 
@@ -47,15 +62,17 @@ def told(explorers: list[Explorer], what: str) -> str:
 
 @pytest.mark.parametrize("effect", EFFECTS)
 def test_two_workers_and_one_fault(effect: str, record_property: Callable[[str, object], None]) -> None:
-    report = told([explored(effect, turns, faults=1) for turns in TURNS], f"{effect}, 1 fault")
+    alike = () if TORTURE or effect not in MAY_REPEAT else ALIKE
+    ways = [turns for turns in TURNS if turns not in alike]
+    report = told([explored(effect, turns, faults=1) for turns in ways], f"{effect}, 1 fault")
     print(f"\n{report}")
     record_property("exhaustive", report)
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("effect", ["idempotent", "once", "once, with a reconcile function"])
+@pytest.mark.parametrize("effect", TWO_FAULTS)
 def test_two_workers_and_two_faults(effect: str, record_property: Callable[[str, object], None]) -> None:
-    ways = [turns for turns in TURNS if TORTURE or effect != "idempotent" or turns not in ALIKE]
+    ways = TURNS if TORTURE else TWO_FAULTS[effect]
     report = told([explored(effect, turns, faults=2) for turns in ways], f"{effect}, 2 faults")
     print(f"\n{report}")
     record_property("exhaustive", report)
@@ -83,6 +100,6 @@ def test_three_workers_and_one_fault(effect: str, record_property: Callable[[str
 def test_a_broken_engine_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     BUGS[bug](monkeypatch)
     with pytest.raises(Violation):
-        for effect in EFFECTS:
+        for effect in reversed(EFFECTS):  # most of them break what must not be repeated, which stands last
             for turns in TURNS:
                 explored(effect, turns, faults=1)

@@ -96,6 +96,8 @@ def watch(store: Any) -> None:
                 inside.append("synced")
             if due(mark, "after"):
                 told = _After(told)
+        if inside and cursor_of is not None:
+            store._synced = None  # or the next commit would take the cursor that it has, without these hooks
         return told
 
     def hooked(sync: bool) -> Any:

@@ -12,6 +12,7 @@ from oncemore.errors import Deferred, Quarantined
 from oncemore.log.entry_codec import load_head
 from oncemore.steps.history import export_records, fold_entries
 from oncemore.telemetry.autonomy_rules import AutonomyRecord, recompute_proof
+from oncemore.testing import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -261,3 +262,51 @@ def test_a_budget_may_have_hours_too(policy: Callable[..., str]) -> None:
     with open_with() as engine:
         assert report(1) == 1
         assert matrix(engine).level == "slow"
+
+
+# Approvals of paused runs ---------------------------------------------------------------------------
+
+
+def test_an_approval_lets_one_paused_run_begin(policy: Callable[..., str]) -> None:
+    report = make_step(policy())
+    with open_with(grid_intensity=900) as engine:
+        first, second = report.run(1), report.run(2)
+        assert (first.reason, second.reason) == ("autonomy_pause", "autonomy_pause")
+        engine.approvals.approve(first, reason="the auditors wait for it", by="reviewer")
+        # The level is still pause: the approval covers one run and nothing else.
+        assert report(1) == 1
+        assert report.run(2).attempts == ()
+        assert matrix(engine).level == "pause"
+        (approval,) = engine.approvals.list()
+        assert (approval.by, approval.reason) == ("reviewer", "the auditors wait for it")
+
+
+def test_a_revoked_or_expired_approval_does_not_end_a_pause(policy: Callable[..., str]) -> None:
+    report = make_step(policy())
+    with open_with(grid_intensity=900) as engine, FakeClock() as clock:
+        revoked, expired = report.run(1), report.run(2)
+        engine.approvals.approve(revoked, reason="urgent", by="reviewer")
+        engine.approvals.revoke(revoked, reason="not urgent", by="reviewer")
+        engine.approvals.approve(expired, reason="urgent", by="reviewer", expires=60)
+        clock.advance(61)
+        for item in (1, 2):
+            run = report.run(item)
+            assert (run.status, run.reason, run.attempts) == ("PENDING", "autonomy_pause", ())
+
+
+def test_a_call_can_be_approved_before_the_pause_and_its_retry_is_covered(policy: Callable[..., str]) -> None:
+    report = make_step(policy())
+    with open_with(grid_intensity=900):
+        report.approve(1, fails=True, reason="planned for tonight", by="reviewer")
+        run = report.run(1, fails=True)
+        # It was tried, and its retry waits by its own delay and not by the pause.
+        assert [attempt.outcome for attempt in run.attempts] == ["SOFT_FAIL"]
+        assert run.reason == "retry"
+
+
+def test_only_a_waiting_run_can_be_approved(policy: Callable[..., str]) -> None:
+    report = make_step(policy())
+    with open_with(grid_intensity=100) as engine:
+        report(1)
+        with pytest.raises(oncemore.StaleDecision, match="does not wait for an approval"):
+            engine.approvals.approve(report.run(1), reason="urgent", by="reviewer")

@@ -129,6 +129,29 @@ def _draw_axis(top: float, per_cell: float, room: int) -> list[str]:
     return ["".join(line), numbers]
 
 
+#: Blocks of a column, by eighths of a cell.
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+
+
+def draw_columns(values: Sequence[float], *, height: int, cell: int) -> list[str]:
+    """Return values as columns of blocks, highest line first, with the numbers of the axis at the left.
+
+    cell  width of one column, with its gap
+    """
+    ticks = round_ticks(max(values), 4)
+    top = ticks[-1]
+    # The lines next to the round numbers carry them; with a fitting height they are exact.
+    numbered = {round(tick / top * height): format_number(tick) for tick in ticks}
+    lines = []
+    for line in range(height, 0, -1):
+        # A cell below the top of its column is full; the cell of the top has the rest in eighths.
+        eighths = (round(min(1.0, max(0.0, value / top * height - line + 1)) * 8) for value in values)
+        label = numbered.get(line, "")
+        text = "".join((_EIGHTHS[n] * (cell - 1)).ljust(cell) for n in eighths)
+        lines.append(f"{label:>5} {'┤' if label else '│'}{text}".rstrip())
+    return [*lines, f"{'0':>5} └{'─' * (cell * len(values) - 1)}"]
+
+
 def _shorten_rows(rows: list[str]) -> list[str]:
     if len(rows) <= MAX_ROWS:
         return rows

@@ -175,8 +175,8 @@ def approve(
     """Approve a run that waits for an approval.
 
     The approval is for the run as it was held: its key, arguments, step version, policy and number of
-    attempts. If one of them changes, the run needs a new approval. Exit code 1 if the run does not wait for
-    an approval.
+    attempts. If one of them changes, the run needs a new approval. A run that the autonomy matrix has paused
+    can be approved too. Exit code 1 if the run does not wait for an approval.
     """
     from oncemore.queries.stores import open_existing
 

@@ -45,7 +45,9 @@ DEMO_OPTIONS = {
 @value_option("--seed", "TEXT", "Repeat a demo: the same orders get the same faults.")
 @flag_option("--keep", "Keep the folder with the program, its log and its table.")
 @flag_option("--plain", "Print plain lines, as into a file.")
-@value_option("--scenario", "NAME", "Run only this scenario.", shell_complete=params.complete_scenarios)
+@value_option(
+    "--scenario", "NAME", "Run this reference scenario, or all.", shell_complete=params.complete_scenarios
+)
 @flag_option("--list", "List the scenarios and run none.")
 @flag_option("--real-time real_time", "Wait for real: ten minutes instead of seconds.")
 @flag_option("--careless", "Run without keys and transactions, to compare.")
@@ -56,7 +58,8 @@ def demo(story: str, **options: str | bool | None) -> int:
     three times and still finishes; independent counters check the result. Exit code 1 if an effect was
     duplicated or lost.
 
-    kfm-loop: the reference scenarios of the KFM loop, each replayed from its log.
+    kfm-loop: a day of urgent and of patient work on a grid, with carbon signals off and on. --scenario runs
+    a reference scenario of the KFM loop, or all, and replays it from its log.
 
     kfm-rules: a STAC catalogue that throttles, fails and delivers bad data, under the KFM retry rules, and
     the ledgers of it. The server's own log checks the result. Exit code 1 if a scene did not hold.

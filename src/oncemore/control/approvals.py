@@ -11,7 +11,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncemore._values import Value
-from oncemore.control.model import APPROVAL_NEEDED, GRANTED, REVOKED, Approval, ApprovalRequest
+from oncemore.control.model import (
+    APPROVAL_NEEDED,
+    AUTONOMY_PAUSE,
+    GRANTED,
+    REVOKED,
+    Approval,
+    ApprovalRequest,
+)
 from oncemore.control.moved_log import append_if_not_moved
 from oncemore.control.permits import approval_entity
 from oncemore.control.review import OperatorDecision, check_reason, resume_run, stale_decision
@@ -109,6 +116,8 @@ class Approvals:
     ) -> ApprovalState:
         """Approve a run that waits for an approval, exactly as it was when it was held.
 
+        A run that the autonomy matrix has paused can be approved too: it begins although the pause lasts.
+
         run      a `Run`, its id, its key, or a prefix of one of them
         expires  the validity in seconds; a day by default
         """
@@ -142,7 +151,7 @@ class Approvals:
         head = load_head(self._engine.store, self._resolve_run(run), self._engine.cipher)
         if (
             head.record is None
-            or head.record.held_for != APPROVAL_NEEDED
+            or not _waits_for_approval(head.record)
             or "requested" not in (head.body or {})
         ):
             name = f"{head.record.step} {head.record.run_id}" if head.record is not None else str(run)
@@ -205,7 +214,7 @@ def grant_approval(
 ) -> ApprovalState:
     """Append an approval, and in the same batch the entry that continues its waiting run."""
     now, run = engine.now(), head.record
-    is_waiting = run is not None and run.held_for == APPROVAL_NEEDED
+    is_waiting = run is not None and _waits_for_approval(run)
     decider = authorize_decider(engine, by, needed=REVIEWER)
     check_not_requester(decider, (head.body or {}).get("requester", "") if is_waiting else None)
     approval = build_approval(request, attempts, now, reason, decider.actor, expires)
@@ -223,6 +232,13 @@ def grant_approval(
         also = ((head, resume_run(head, decision, now)),)
     _append_changes(engine, before, change, *also)
     return _approval_state(approval, now)
+
+
+def _waits_for_approval(run: RunRecord) -> bool:
+    """Return whether an approval makes the run due: it is held for one, or paused by the matrix."""
+    return run.held_for == APPROVAL_NEEDED or (
+        run.state in ("PENDING", "SOFT_FAIL") and run.reason == AUTONOMY_PAUSE
+    )
 
 
 def build_approval(

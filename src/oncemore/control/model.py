@@ -30,6 +30,8 @@ SWITCH_ON, SWITCHES_UNKNOWN, LOG_MOVED, APPROVAL_NEEDED = (
     "moved",
     "approval_needed",
 )
+#: Why a run waits: the autonomy matrix has paused it. An approval lets it begin all the same.
+AUTONOMY_PAUSE = "autonomy_pause"
 CLEAR, STOPPED = "CLEAR", "STOPPED"
 GRANTED, REVOKED = "GRANTED", "REVOKED"
 #: How many switches may be on at once.

@@ -1,7 +1,7 @@
 """Decisions about a recorded run without the code of its step: cancel it, or begin failed work again.
 
-`oncemore runs cancel` and `rerun` import the step. An operator in front of a dashboard has only the log; these
-two functions use what it recorded: the arguments, the policy and the counters of the run. A new run is
+`oncemore runs cancel` and `rerun` import the step. An operator in front of a dashboard has only the log.
+These two functions use what it recorded: the arguments, the policy and the counters of the run. A new run is
 PENDING: a worker that knows the step makes it.
 """
 

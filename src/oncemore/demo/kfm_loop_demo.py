@@ -1,4 +1,4 @@
-"""`oncemore demo kfm-loop`: the scenarios of the KFM loop (WAL-4, SCEN-1), each replayed from its log.
+"""`oncemore demo kfm-loop --scenario NAME`: reference scenarios of the KFM loop, each replayed from its log.
 
 Real runs in a temporary store, under the numbers of the profile; only the waits (up to five minutes each) end
 at once. The demo prints the log of each scenario, entry by entry, and replays it: hash chain and states are
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import oncemore
+from oncemore.demo import kfm_loop_story
 from oncemore.demo.terminal import LiveTerminal, cut_line, silence_logging, wrap_text
 from oncemore.errors import UsageError
 from oncemore.open_engine import find_engine
@@ -116,6 +117,8 @@ def list_scenarios() -> tuple[LoopScenario, ...]:
 #: Time to the deadline after an outage of hours, far below the buffer in the policy.
 TIME_LEFT_S = 900.0
 CATCHUP = "deadline-catchup"
+#: The name for `--scenario` that selects every scenario.
+ALL = "all"
 
 
 def _deadline_scenarios(soft: list[str]) -> tuple[LoopScenario, LoopScenario]:
@@ -141,12 +144,12 @@ def _deadline_scenarios(soft: list[str]) -> tuple[LoopScenario, LoopScenario]:
     )  # fmt: skip
 
 
-def select_scenarios(name: str | None) -> tuple[LoopScenario, ...]:
-    """Return the runs of one scenario, or all if there is no name."""
-    found = tuple(one for one in list_scenarios() if name in (None, one.name))
+def select_scenarios(name: str) -> tuple[LoopScenario, ...]:
+    """Return the runs of one scenario, or of all of them."""
+    found = tuple(one for one in list_scenarios() if name in (ALL, one.name))
     if not found:
         known = ", ".join(dict.fromkeys(one.name for one in list_scenarios()))
-        raise UsageError(f"there is no scenario {name!r}; there are {known}")
+        raise UsageError(f"there is no scenario {name!r}; there are {known}, {ALL}")
     return found
 
 
@@ -254,7 +257,9 @@ def print_scenarios(out: TextIO) -> int:
 
 
 def main(out: TextIO, *, plain: bool = False, scenario: str | None = None) -> int:
-    """Run, print and replay one scenario or all; return 1 if one of them differs."""
+    """Tell the story of a day; or run, print and replay scenarios. Return 1 if a result differs."""
+    if scenario is None:
+        return kfm_loop_story.main(out, plain=plain)
     scenarios = select_scenarios(scenario)
     terminal, faults = LiveTerminal(out, plain=plain), 0
     width = terminal.terminal_size()[0]

@@ -186,7 +186,7 @@ def _pass_limits(
         if breaker_pass is None:
             return None
     if matrix is not None:
-        breaker_pass = autonomy.AutonomyPass(plan, matrix, breaker_pass)
+        breaker_pass = matrix._replace(inner=breaker_pass)
     return breaker_pass, now, end
 
 

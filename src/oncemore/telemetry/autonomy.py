@@ -5,7 +5,7 @@ Before the claim of an attempt, the script reads the record of the matrix and th
 
     run        the attempt begins
     slow       it takes one of few slots that all processes share; a retry waits longer
-    pause      the run waits until the end of the pause; no attempt is counted
+    pause      the run waits until the end of the pause, or for an approval; no attempt is counted
     escalate   the run is held for a person
 
 With a carbon budget, the claim reserves the expected carbon in the record of the matrix, in the same write,
@@ -17,10 +17,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from oncemore.control.model import AUTONOMY_PAUSE, Approval, find_objection
+from oncemore.control.permits import approval_entity
 from oncemore.limits.queue_rules import StepQueue
 from oncemore.log.record import LoadedHead, RecordChange
 from oncemore.policy.closing import AUTONOMY_ESCALATION, close_run, closing_proof
-from oncemore.steps import refusals, transitions
+from oncemore.steps import admission, refusals, transitions
 from oncemore.steps.ops import AppendChange, EndCall, LoadHead
 from oncemore.telemetry.autonomy_rules import (
     ESCALATE,
@@ -50,22 +52,24 @@ if TYPE_CHECKING:
 
 _MARKS: tuple[Any, ...] = ("AUTONOMY",)
 _DECISION_MARKS: tuple[Any, ...] = ("AUTONOMY", "DECISION")
-#: Why a run waits: the matrix has paused it.
-PAUSED = "autonomy_pause"
 
 
 class AutonomyPass(NamedTuple):
-    """The admission of an attempt by the matrix, and the passes of its other limits."""
+    """The admission of an attempt by the matrix, and the passes of its other limits.
+
+    approval  the version of the approval that lets it begin during a pause, by its entity
+    """
 
     plan: StepPlan
     seen: LoadedHead
-    inner: Any
+    inner: Any = None
+    approval: Mapping[str, int] = {}
 
     def build_claim(
         self, head: LoadedHead, change: RecordChange, now: float, guards: Mapping[str, int], *, late: bool
     ) -> AppendChange:
         """Return the claim of the attempt; the store refuses it if the matrix has changed."""
-        autonomy = _autonomy_of(self.plan)
+        autonomy, guards = _autonomy_of(self.plan), {**guards, **self.approval}
         if self.inner is None:
             op = AppendChange(head, change, self.plan.effect != "pure", guards=guards, late=late)
         else:
@@ -84,7 +88,7 @@ def _autonomy_of(plan: StepPlan) -> StepAutonomy:
 def obey_matrix(
     plan: StepPlan, call: PreparedCall, terms: AttemptTerms, head: LoadedHead, now: float
 ) -> Script:
-    """Return the plan with the limits of the level in force, the head of the matrix, and the end of the call.
+    """Return the plan with the limits of the level in force, the `AutonomyPass`, and the end of the call.
 
     All three are None if the run was changed: it waits now, or the matrix was changed by another process.
     """
@@ -94,15 +98,29 @@ def obey_matrix(
         return None, None, None
     action = act_by_priority(seen.record.level, terms.priority)
     if action == SLOW:
-        return _slow_plan(plan, autonomy), seen, None
+        slowed = _slow_plan(plan, autonomy)
+        return slowed, AutonomyPass(slowed, seen), None
     if action == ESCALATE and not _is_released(head):
         return (yield from _hold_run(plan, call, terms, head, seen, now))
     if action != PAUSE:
-        return plan, seen, None
+        return plan, AutonomyPass(plan, seen), None
+    return (yield from _pause_run(plan, call, terms, head, seen, now))
+
+
+def _pause_run(
+    plan: StepPlan, call: PreparedCall, terms: AttemptTerms, head: LoadedHead, seen: LoadedHead, now: float
+) -> Script:
+    """Defer the run to the end of the pause, unless an operator has approved that it begins all the same."""
+    run, _, _ = transitions.open_run(plan, call, terms, head.record, now)
+    request = admission.build_approval_request(plan, call, run)
+    approval = yield LoadHead(approval_entity(call.entity), Approval)
+    if not find_objection(approval.record, request, now):
+        # The guard: an approval that is revoked meanwhile does not let the attempt begin.
+        return plan, AutonomyPass(plan, seen, approval={approval.entity: approval.version}), None
     until = max(seen.record.until, now + 0.001)
     change = transitions.build_deferral(
-        plan, call, terms, head, now, mark="AUTONOMY", reason=PAUSED, until=until,
-        body={"autonomy": describe_in_force(seen.record, action)},
+        plan, call, terms, head, now, mark="AUTONOMY", reason=AUTONOMY_PAUSE, until=until,
+        body={"autonomy": describe_in_force(seen.record, PAUSE), "requested": request._asdict()},
     )  # fmt: skip
     yield AppendChange(head, change)
     return None, None, None
@@ -155,7 +173,7 @@ def _hold_run(
     marks = (*(opening or (run.state,)), "ESCALATION")
     saved = yield AppendChange(head, RecordChange(marks, head.record, after, body))
     # Another process has changed the run: the call reads it again.
-    return (None,) * 3 if saved is None else (plan, seen, EndCall(None, refusals.run_held(plan, saved)))
+    return (None,) * 3 if saved is None else (plan, None, EndCall(None, refusals.run_held(plan, saved)))
 
 
 def describe_in_force(record: AutonomyRecord, action: str) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import time
 
 from oncemore.clock import Clock, find_trio, set_clock
 from oncemore.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from datetime import datetime
     from types import TracebackType
     from typing import Self
 
@@ -16,18 +18,26 @@ if TYPE_CHECKING:
 class FakeClock(Clock):
     """A clock whose waits end at once and are recorded in `delays`; use it as `with FakeClock() as clock`.
 
-    wall      the POSIX time that it shows at first
+    wall      the POSIX time that it shows at first; stores keep their own date and time of day
+    start     a `datetime` with a time zone that it shows at first, also in stores: for work that depends on
+              the hour or the month
     attempts  the maximum number of attempts of any call; None leaves it to the policies
     """
 
-    __slots__ = ("_elapsed", "_previous_clocks", "_start", "delays", "max_attempts")
+    __slots__ = ("_elapsed", "_previous_clocks", "_shift", "_start", "delays", "max_attempts")
 
-    def __init__(self, wall: float = 1_800_000_000.0, *, attempts: int | None = None) -> None:
+    def __init__(
+        self, wall: float = 1_800_000_000.0, *, start: datetime | None = None, attempts: int | None = None
+    ) -> None:
+        if start is not None and start.tzinfo is None:
+            raise UsageError(f"start is {start!r}; it needs a time zone, such as datetime.UTC")
         if attempts is not None and attempts < 1:
             raise UsageError(f"attempts is {attempts!r}; it must be 1 or more")
         self.delays: list[float] = []
         self.max_attempts = attempts
-        self._start = wall
+        self._start = wall if start is None else start.timestamp()
+        # Stores have real clocks: this is how far they are from the chosen start.
+        self._shift = 0.0 if start is None else self._start - time.time()
         self._elapsed = 0.0
         self._previous_clocks: list[Clock] = []
 
@@ -41,8 +51,8 @@ class FakeClock(Clock):
 
     @property
     def offset(self) -> float:  # type: ignore[override]
-        """By how many seconds it has moved; stores add this to their own time."""
-        return self._elapsed
+        """Seconds that stores add to their own time."""
+        return self._shift + self._elapsed
 
     def advance(self, seconds: float) -> None:
         """Move forward without a wait, like the time that the work itself takes."""

@@ -6,8 +6,9 @@ import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from oncemore.demo.kfm_rules.stac_pipeline import PIPELINE
 from oncemore.demo.terminal import wrap_text
+from oncemore.lineage.telemetry_files import build_compliance_record
+from oncemore.queries.run_histories import HistoryFilter, read_histories
 
 if TYPE_CHECKING:
     import oncemore
@@ -16,8 +17,12 @@ if TYPE_CHECKING:
 
 #: Width of the columns of an attempt: the stage, its number, its reply.
 STAGE_WIDTH, ATTEMPT_WIDTH, REPLY_WIDTH = 15, 13, 25
-#: Fields of the compliance record that this version cannot fill.
-UNMEASURED = ("energy_wh", "co2_g", "telemetry_ref")
+#: The release whose telemetry file the compliance record points to, and the fields of the printed record.
+RELEASE = "v10.3.1"
+RECORD_FIELDS = (
+    *("pipeline_id", "stage", "attempts", "retry_policy", "errors", "final_status", "circuit_open"),
+    *("energy_wh", "co2_g", "telemetry_ref"),
+)
 
 
 class CountedRequests(NamedTuple):
@@ -83,14 +88,8 @@ class DemoOutput:
         self.write_row(text, tint, f"provider {event.provider}  ")  # type: ignore[arg-type]
 
     def write_record(self, record: dict[str, Any]) -> None:
-        """Write a record as JSON, and why some of its fields are null."""
+        """Write a record as JSON."""
         self.terminal.write_lines(wrap_text(json.dumps(record), self.width, "", ""))
-        absent = [name for name in UNMEASURED if record[name] is None]
-        if absent:
-            self.terminal.write_paragraph(
-                f"({', '.join(absent)}: null, because this version measures no energy and writes no release "
-                "telemetry.)", "dim",
-            )  # fmt: skip
 
     def count(self, name: str, seen: int, expected: int) -> None:
         """Note a number of requests for the last table."""
@@ -121,19 +120,11 @@ class DemoOutput:
         self.terminal.write_line(f"  {'all scenes':<52}{total:>3} requests")
 
 
-def make_record(run: oncemore.Run[Any], circuit_open: bool) -> dict[str, Any]:
-    """Return the compliance record of an operation (TELEM-3)."""
-    errors = [attempt.error["code"] for attempt in run.attempts if attempt.error]
-    return {
-        "pipeline_id": PIPELINE,
-        "stage": run.state.step,
-        "attempts": run.state.attempt_count,
-        "retry_policy": run.state.policy.partition("@")[0],
-        "errors": errors,
-        "final_status": "success" if run.status == "COMPLETE" else "failure",
-        "circuit_open": circuit_open,
-        **dict.fromkeys(UNMEASURED),
-    }
+def make_record(engine: oncemore.Engine, run: oncemore.Run[Any]) -> dict[str, Any]:
+    """Return the compliance record of an operation (TELEM-3), as a release exports it."""
+    (history,) = read_histories(engine.store, HistoryFilter(names=(run.key,)))
+    record = build_compliance_record(history, RELEASE)
+    return {name: record[name] for name in RECORD_FIELDS}
 
 
 def format_utc_time(at: float) -> str:

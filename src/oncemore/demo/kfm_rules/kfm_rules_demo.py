@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TextIO
 
+#: The grid of the demo, so that its record has a carbon figure.
+GRID_G_PER_KWH = 420
+
 
 def main(out: TextIO, *, plain: bool = False, keep: bool = False, real_time: bool = False) -> int:
     """Run all scenes; return 1 if a result is not the expected one."""
@@ -54,7 +57,8 @@ def _run_scenes(output: DemoOutput, folder: Path, *, real_time: bool) -> None:
         server = stack.enter_context(StacServer(read_time))
         # The fake clock is left after the engine: its time must not go back while the engine works.
         clock_stack = stack.enter_context(ExitStack())
-        engine = stack.enter_context(oncemore.open(folder / "log.db"))
+        signals = {"grid_intensity": GRID_G_PER_KWH}
+        engine = stack.enter_context(oncemore.open(folder / "log.db", signals=signals))
         register_datasets(engine)
         demo = KfmRulesDemo(engine, server, output, folder)
         stack.enter_context(oncemore.on_event(demo.show_event))

@@ -94,7 +94,7 @@ class KfmRulesDemo:
         number = f"attempt {run.state.attempt}/{run.state.max_attempts}"
         if items:
             self.output.write_attempt(number, f"200, {items} items", "success", "green", STAGE)
-        record = make_record(run, self.is_circuit_open())
+        record = make_record(self.engine, run)
         self.output.write_record(record)
         log = self.server.requests_for(SOFT_DAY)
         gap_s = log[-1].at - log[-2].at if len(log) > 1 else 0.0
