@@ -55,7 +55,8 @@ def place_of(path: str) -> str:
     """Return the place of a file of the repository on the site."""
     if path in PLACES:
         return PLACES[path]
-    if path.startswith("docs/"):
+    # A policy file below docs/ is shown as a page, like a file of any other folder.
+    if path.startswith("docs/pictures/") or (path.startswith("docs/") and path.endswith(".md")):
         return path.removeprefix("docs/")
     return f"files/{path}.md"
 

@@ -71,11 +71,12 @@ def test_every_link_of_the_site_leads_to_a_page_of_it(pages: dict[str, str]) -> 
         ("docs/how-to/a.md", "[x](../index.md)", "[x](../all-tasks.md)"),
         ("docs/how-to/a.md", "[x](b.md) and [y](#z)", "[x](b.md) and [y](#z)"),
         ("docs/a.md", "[x](../src/p.yaml)", "[x](files/src/p.yaml.md)"),
+        ("docs/a.md", "[x](b/p.yaml)", "[x](files/docs/b/p.yaml.md)"),
         ("docs/a.md", "[x](https://example.org/docs/b.md)", "[x](https://example.org/docs/b.md)"),
         ("docs/a.md", "`[x](../src/p.yaml)`", "`[x](../src/p.yaml)`"),
         ("docs/a.md", "```text\n[x](../p.yaml)\n```\n", "```text\n[x](../p.yaml)\n```\n"),
-        ("README.md", "[![p](docs/p.svg)](docs/a.md)", "[![p](p.svg)](a.md)"),
-        ("README.md", '<img src="docs/p.png" alt="(x)">', '<img src="p.png" alt="(x)">'),
+        ("README.md", "[![p](docs/pictures/p.svg)](docs/a.md)", "[![p](pictures/p.svg)](a.md)"),
+        ("README.md", '<img src="docs/pictures/p.png">', '<img src="pictures/p.png">'),
     ],
 )
 def test_a_link_follows_its_page(page: str, text: str, expected: str) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import click
 
-from oncemore._version import __version__
+from oncemore.cli.params import version_option
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -311,16 +311,6 @@ def write_report(report: CommandReport, in_json: bool) -> int:
     return report.exit_code
 
 
-def _print_version(context: click.Context, _: click.Parameter, is_given: bool) -> None:
-    """Print the version, then the optional parts; scripts read the first line."""
-    if not is_given or context.resilient_parsing:
-        return
-    from oncemore.queries.extras import describe_parts
-
-    click.echo("\n".join([f"oncemore {__version__}", "", "Optional parts:", *describe_parts()]))
-    context.exit()
-
-
 reason_option = value_option("--reason", "TEXT", "The reason; it is recorded.", required=True)
 by_option = value_option(
     "--by", "NAME", "Name of the operator, to be recorded; default: the user of this process."
@@ -391,14 +381,7 @@ ROOT_SECTIONS = {
     # click offers only --help by default.
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_print_version,
-    help="Show the version and the optional parts that are installed.",
-)
+@version_option
 def root() -> None:
     """Try it once more. Apply it once.
 
