@@ -294,7 +294,7 @@ def test_the_command_in_the_error_runs_the_step_of_a_script_that_calls_it() -> N
     assert count_runs() == 1
     _, _, command = failed.stderr.rpartition(", or oncemore ")
     words = command.strip().splitlines()[0].split()
-    assert words[:3] == ["runs", "rerun", "daily", "--run"]
+    assert words[:4] == ["runs", "rerun", "daily", "--run"]
     Path("fixed").touch()
     done = run_python("-m", "oncemore", *words[:-1], "fixed")
     assert (done.returncode, "COMPLETE" in done.stdout) == (0, True), done.stderr
