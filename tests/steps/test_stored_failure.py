@@ -316,7 +316,7 @@ def test_importing_a_script_runs_nothing_and_finds_the_steps_above_its_calls(cal
 
 def test_a_step_below_the_call_is_not_found_and_the_error_says_why() -> None:
     Path("daily.py").write_text(SCRIPT.format(call=CALLS["a call"]))
-    done = run_python("-m", "oncemore", "submit", "daily:below", "day=x", "--store", "log.db")
+    done = run_python("-m", "oncemore", "runs", "submit", "daily:below", "day=x", "--store", "log.db")
     assert (done.returncode, count_runs()) == (2, 0), done.stderr
     assert "report was called while a command imported daily" in done.stderr
 
