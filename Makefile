@@ -6,9 +6,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 ENGINES := .venv-engines
 RELEASE := .venv-release
+DOCS := .venv-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench torture engines requirements browser build sbom supply-chain advisories lock clean
+.PHONY: help demo test check bench torture engines requirements browser docs build reproducible package-check sbom supply-chain advisories release-check lock clean
 
 help:
 	@echo "make demo          see it work: a pipeline is killed and finishes, others count (half a minute)"
@@ -19,10 +20,14 @@ help:
 	@echo "make engines       steps inside Celery, Dramatiq, Dask, Ray, Prefect, Dagster (installs them apart)"
 	@echo "make requirements  which requirements the last test run showed"
 	@echo "make browser       install Debian's chromium, with which the dashboard is tested"
+	@echo "make docs          the site of the documentation, in build/site/"
 	@echo "make build         the wheel and the source archive, in dist/"
+	@echo "make reproducible  build the last commit twice and compare the bytes"
+	@echo "make package-check what the files in dist/ hold, and every extra in an empty environment (minutes)"
 	@echo "make sbom          SBOMs, licences and manifest of the wheel, in releases/VERSION/"
 	@echo "make supply-chain  are images, actions and dependencies pinned, and as in the SBOM?"
 	@echo "make advisories    known advisories about the dependencies (asks the index unless ADVISORIES=file)"
+	@echo "make release-check all of it for a release, in one table"
 	@echo "make lock          renew the pins with hashes in requirements/"
 	@echo "make clean         remove what the other targets made"
 
@@ -91,6 +96,15 @@ engines: $(ENGINES)/.ready
 requirements: $(VENV)/.dev
 	@$(BIN)/python tools/requirements.py
 
+# The generator of the site in an environment of its own: the tests need none of it.
+$(DOCS)/.ready: requirements/docs.txt
+	@$(PYTHON) -m venv $(DOCS) || { rm -rf $(DOCS); exit 1; }
+	$(DOCS)/bin/python -m pip install --quiet --require-hashes -r requirements/docs.txt
+	@touch $@
+
+docs: $(DOCS)/.ready
+	@PYTHONPATH=src $(DOCS)/bin/python -m tools.site
+
 # The tools of a release in an environment of their own, each file checked by its hash.
 $(RELEASE)/.ready: requirements/release.txt
 	@$(PYTHON) -m venv $(RELEASE) || { rm -rf $(RELEASE); exit 1; }
@@ -101,6 +115,13 @@ $(RELEASE)/.ready: requirements/release.txt
 build: $(RELEASE)/.ready
 	rm -rf dist
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(RELEASE)/bin/python -m build --no-isolation --outdir dist .
+
+reproducible: $(RELEASE)/.ready
+	@PYTHONPATH=src $(RELEASE)/bin/python -m tools.package_check reproducible
+
+package-check: build
+	@PYTHONPATH=src $(RELEASE)/bin/python -m tools.package_check contents
+	@PYTHONPATH=src $(RELEASE)/bin/python -m tools.package_check extras $(EXTRAS)
 
 sbom: $(VENV)/.dev
 	@test -n "$$(ls dist/oncemore-*.whl 2>/dev/null)" || $(MAKE) build
@@ -119,13 +140,17 @@ build/advisories.json: $(RELEASE)/.ready requirements/runtime.txt
 advisories: $(VENV)/.dev $(ADVISORIES)
 	@$(BIN)/oncemore check supply-chain requirements --advisories $(ADVISORIES)
 
+release-check:
+	@$(PYTHON) tools/release_check.py
+
 COMPILE := .tools/bin/uv pip compile --universal --generate-hashes --no-header --no-annotate -c constraints.txt
 lock:
 	$(PYTHON) -m pip install --quiet --target .tools uv
 	$(COMPILE) pyproject.toml -o requirements/runtime.txt
 	$(COMPILE) --extra dev pyproject.toml -o requirements/dev.txt
 	$(COMPILE) requirements/release.in -o requirements/release.txt
+	$(COMPILE) pyproject.toml requirements/docs.in -o requirements/docs.txt
 
 clean:
-	rm -rf $(VENV) $(ENGINES) $(RELEASE) build dist releases .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .requirements-run.json
+	rm -rf $(VENV) $(ENGINES) $(RELEASE) $(DOCS) build dist releases .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .requirements-run.json
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

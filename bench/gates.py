@@ -1,4 +1,5 @@
-"""What a breaker costs while all is well: around a light retry beside its peers, and on a durable step.
+"""What a breaker and the dataset gate cost while all is well: around a light retry beside its peers, and on
+a durable step.
 
     python bench/gates.py            the tables, and a verdict for each goal
     python bench/gates.py --quick    the same in a few seconds, too noisy to believe
@@ -7,7 +8,8 @@
 Method: `_measure.py`. Every breaker is closed and nothing has failed; each opens after three failures in a
 row and stays open for five minutes. On a durable step it is shared by all processes on one SQLite store,
 which is on a disk in memory, so that computing shows and not the disk: its share is smaller where syncing
-takes time.
+takes time. The dataset is registered and open: the gate permits every attempt. The chain of hashes is part of
+every durable step, with and without a gate.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 WITHOUT, WITH = "oncemore.retry", "oncemore.retry, breaker="
 BY_HAND = "hand-written (limit)"
 STEP, GATED = "durable step", "durable step, shared breaker"
+DATASET = "durable step, open dataset"
 PACKAGES = ("pybreaker", "purgatory", "circuitbreaker", "interlock-cb")
 
 
@@ -123,6 +126,23 @@ def durable(effort: Effort) -> tuple[Group, Goal]:
     return group, Goal("breaker", "durable step with a shared one", against[GATED], 1.10, 1.05)
 
 
+def governed(effort: Effort) -> tuple[Group, Goal]:
+    """New work that names a registered, open dataset, and work that names none."""
+    memory = Path("/dev/shm")
+    with (
+        tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder,
+        closing(oncemore.open(Path(folder, "log.db"))) as engine,
+    ):
+        engine.datasets.register("survey", care_label="Public", reason="measured by the benchmark")
+        plain = oncemore.step(effect="idempotent", name="plain")(_worked)
+        gated = oncemore.step(effect="idempotent", name="gated", dataset="survey")(_worked)
+        costs = interleaved([_each(STEP, plain.bind(engine)), _each(DATASET, gated.bind(engine))], effort)
+    against = ratios(costs, STEP)
+    rows = [Row(subject, spread(own), against[subject]) for subject, own in costs.items()]
+    group = Group("a durable step, its dataset open", "ns CPU per call", STEP, rows)
+    return group, Goal("gate", "durable step with an open dataset", against[DATASET], 1.10, 1.05)
+
+
 def _worked(n: int) -> int:
     return n
 
@@ -144,9 +164,10 @@ def main() -> None:
         goals.append(goal)
         yield group
         yield light_async(scale.calls)
-        group, goal = durable(scale.steps)
-        goals.append(goal)
-        yield group
+        for measure in (durable, governed):
+            group, goal = measure(scale.steps)
+            goals.append(goal)
+            yield group
 
     command(__doc__, PACKAGES, measured, lambda groups: goals)
 

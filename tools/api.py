@@ -112,17 +112,20 @@ def _member_lines(name: str, value: object) -> Iterator[str]:
         yield f"{name}{signature(value)}"
 
 
+def lines_of_name(name: str, value: object) -> Iterator[str]:
+    """The lines of one public name; of a class also those of its members."""
+    if isinstance(value, type):
+        yield from _class_lines(name, value)
+    elif callable(value):
+        yield f"{name}{signature(value)}"
+    else:
+        yield f"{name}: {type(value).__name__}"
+
+
 def lines_of(door: ModuleType) -> Iterator[str]:
     """The lines of one front door."""
     for short in door.__all__:
-        value = getattr(door, short)
-        name = f"{door.__name__}.{short}"
-        if isinstance(value, type):
-            yield from _class_lines(name, value)
-        elif callable(value):
-            yield f"{name}{signature(value)}"
-        else:
-            yield f"{name}: {type(value).__name__}"
+        yield from lines_of_name(f"{door.__name__}.{short}", getattr(door, short))
 
 
 def current() -> str:

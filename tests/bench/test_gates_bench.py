@@ -26,5 +26,6 @@ def test_the_benchmark_measures_every_subject_and_judges_every_goal() -> None:
         "circuitbreaker",
         "interlock-cb",
     } <= subjects["a closed breaker, sync"]
-    assert len(subjects) == 3
-    assert len(report["goals"]) == 2
+    assert "durable step, open dataset" in subjects["a durable step, its dataset open"]
+    assert len(subjects) == 4
+    assert len(report["goals"]) == 3

@@ -47,7 +47,7 @@ def test_a_golden_log_verifies_and_its_heads_are_rebuilt_from_it(path: Path) -> 
     entries, heads = read(path)
     rebuilt = verify_chain(entries)
     assert rebuilt.keys() == heads.keys()
-    for entity, (_, digest, state) in rebuilt.items():
+    for entity, (_, digest, state, _) in rebuilt.items():
         assert digest.hex() == heads[entity]["hash"]
         kind = KINDS[entity.partition("/")[0]]
         assert type(state) is kind

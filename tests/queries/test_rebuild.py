@@ -121,6 +121,16 @@ def test_a_wrong_head_is_reported_and_repaired(
     assert told(rebuild_store(path)) == []
 
 
+def test_a_head_without_entries_is_reported_although_its_kind_is_not_known(path: Path) -> None:
+    change(
+        path,
+        "INSERT INTO head SELECT NULL, 'other/x', version, hash, head, 'other', state, due, step, worker, "
+        "dataset, (SELECT max(seq) + 5 FROM log) FROM head WHERE step='pay' LIMIT 1",
+    )
+    found = rebuild_store(path)
+    assert [(one.entity, one.what) for one in found.wrong] == [("other/x", "ahead")]
+
+
 @pytest.mark.parametrize(
     "sql",
     [
@@ -183,13 +193,13 @@ def test_other_processes_may_write_during_a_rebuild(path: Path) -> None:
 def test_a_single_head_is_compared(path: Path) -> None:
     store = SqliteStore(path)
     entity = entity_of(store, "flaky")
-    known: dict[str, tuple[int, bytes, RunRecord]] = {}
+    known: dict[str, tuple[int, bytes, RunRecord, int]] = {}
     rebuild.verify_chain(store.read_entries(entity), known)
-    version, digest, state = known[entity]
+    version, digest, state, seq = known[entity]
     assert check_head(store, entity, known[entity]) == ()
     assert check_head(store, "run/nobody", None) == ()
     assert check_head(store, entity, None)[0].what == "ahead"
-    assert check_head(store, entity, (version - 1, digest, state)) == (), "somebody has written since"
+    assert check_head(store, entity, (version - 1, digest, state, seq)) == (), "somebody has written since"
     store.close()
 
 

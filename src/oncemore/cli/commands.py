@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import click
 
-from oncemore._version import __version__
+from oncemore.cli.params import version_option
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -381,7 +381,7 @@ ROOT_SECTIONS = {
     # click offers only --help by default.
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.version_option(__version__, prog_name="oncemore", message="%(prog)s %(version)s")
+@version_option
 def root() -> None:
     """Try it once more. Apply it once.
 

@@ -1,4 +1,4 @@
-"""Parameters of commands: types for durations, sizes and pairs, and shell completion.
+"""Parameters of commands: types for durations, sizes and pairs, shell completion, and --version.
 
 Run ids, step names, policies and demo scenarios are completed. An error gives no completions: its message
 would be printed into the command line being typed.
@@ -11,6 +11,7 @@ import re
 
 import click
 
+from oncemore._version import __version__
 from oncemore.errors import Error
 
 TYPE_CHECKING = False
@@ -161,3 +162,24 @@ def complete_scenarios(ctx: click.Context, param: click.Parameter, incomplete: s
     # Several scenarios share a name; a dictionary removes the duplicates and keeps the order.
     names = (*(scenario.name for scenario in list_scenarios()), ALL)
     return list(dict.fromkeys(name for name in names if name.startswith(incomplete)))
+
+
+def _print_version(context: click.Context, _: click.Parameter, is_given: bool) -> None:
+    """Print the version, then the optional parts; scripts read the first line."""
+    if not is_given or context.resilient_parsing:
+        return
+    # Only this option needs the metadata of installed packages, which takes time to import.
+    from oncemore.queries.extras import describe_parts
+
+    click.echo("\n".join([f"oncemore {__version__}", "", "Optional parts:", *describe_parts()]))
+    context.exit()
+
+
+version_option = click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and the optional parts that are installed.",
+)

@@ -112,6 +112,9 @@ def play_day(folder: Path, signals: Mapping[str, Any], kind: str) -> PlayedDay:
         FakeClock(start=START) as clock,
         oncemore.open(folder / f"{kind}.db", signals=dict(signals)) as engine,
     ):
+        # On a busy machine the first reading can take longer than a decision waits for it.
+        while engine.signals is not None and not engine.signals.has_all:
+            engine.signals.read_all(engine.now(), waits=True)
         for tick in range(len(GRID) * HOUR_S // TICK_S):
             began = tick * TICK_S
             clock.advance(max(0.0, began - clock.monotonic()))

@@ -30,7 +30,7 @@ from oncemore.governance.merkle import EMPTY_ROOT, TreeFrontier, hash_leaf
 from oncemore.governance.signed_note import Checkpoint, is_signed_by, parse_note, sign_checkpoint
 from oncemore.log.entry_codec import build_write, decode_header, hash_entry
 from oncemore.log.record import RecordChange
-from oncemore.log.store import Batch, Stored
+from oncemore.log.store import Batch, Stored, hash_body
 from oncemore.maintenance.tasks import find_abandoned_tasks, list_tasks
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def _extend_tree(
 
 def _has_right_hash(entry: Entry) -> bool:
     try:
-        return entry.hash == hash_entry(entry.prev, entry.header, entry.body_digest)
+        return entry.hash == hash_entry(entry.prev, entry.header, hash_body(entry))
     except TypeError:  # a column holds text instead of bytes
         return False
 

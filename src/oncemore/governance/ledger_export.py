@@ -22,7 +22,6 @@ from __future__ import annotations
 import os
 import secrets
 from base64 import b64encode
-from hashlib import sha256
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +41,7 @@ from oncemore.governance.signed_decisions import DecisionVerifier, describe_faul
 from oncemore.governance.signed_note import decode_base64, parse_note
 from oncemore.log.entry_codec import decode_header
 from oncemore.log.record import NOWHERE
-from oncemore.log.store import Entry
+from oncemore.log.store import Entry, hash_body
 from oncemore.steps.history import verify_chain
 
 if TYPE_CHECKING:
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from oncemore.governance.keys import VerifyKey
     from oncemore.governance.log_order import LogOrder
     from oncemore.steps.engine import Engine
+    from oncemore.steps.history import FoldedHeads
 
 FORMAT = 1
 PAGE_SIZE = 1000
@@ -172,7 +172,7 @@ def encode_entry_record(entry: Any, *, with_bodies: bool = True) -> dict[str, An
         "body": None if body is None else _encode_bytes(body),
     }
     if body is None:
-        record["body_digest"] = entry.body_digest.hex()
+        record["body_digest"] = hash_body(entry).hex()
     return record
 
 
@@ -202,7 +202,7 @@ def decode_entry_record(record: dict[str, Any], prev: bytes, position: int) -> E
             body = decode_base64(body["base64"])
         elif body is not None:
             body = body.encode()
-        digest = _decode_hex(record["body_digest"]) if body is None else sha256(body).digest()
+        digest = _decode_hex(record["body_digest"]) if body is None else None
         entry = Entry(
             seq=position,
             entity=record["entity"],
@@ -262,7 +262,7 @@ class ExportedLedger:
         self._has_unreadable_record = False
         self.stated_size = -1
         # Version, hash and state of each entity.
-        self.known: dict[str, tuple[int, bytes, Any]] = {}
+        self.known: FoldedHeads = {}
 
     def read_pages(self) -> Iterator[list[bytes]]:
         """Verify the chains of the entries; yield the hashes of the leaves in pages."""

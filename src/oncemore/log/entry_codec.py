@@ -70,7 +70,8 @@ PLAIN_TEXT_LENGTH = 1024
 PLAIN_TYPES = frozenset((str, int, float, bool, type(None)))
 
 
-class EntryHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+# Without tracking by the garbage collector: a header is decoded for every entry of a scan, and has no cycles.
+class EntryHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """The part of an entry that is never erased.
 
     nonce  random number that makes two entries with the same content differ: a writer recognises its own

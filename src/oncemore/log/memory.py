@@ -22,8 +22,8 @@ from oncemore.log.store import (
     StoreFacts,
     check_batch,
     check_next,
+    hash_body,
 )
-from oncemore.policy.canonical_json import hash_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -117,7 +117,7 @@ class MemoryStore(FilelessMaintenance):
                 hash=write.hash,
                 header=write.header,
                 body=write.body,
-                body_digest=hash_bytes(write.body),
+                body_digest=None,
             )
         )
         self._heads[write.entity] = Head(
@@ -182,7 +182,7 @@ class MemoryStore(FilelessMaintenance):
             self._check_open()
             for entry in self._sorted_entries():
                 if entry.version < before.get(entry.entity, 0):
-                    self._log[entry.seq - 1] = entry._replace(body=None)
+                    self._log[entry.seq - 1] = entry._replace(body=None, body_digest=hash_body(entry))
 
     def drop_entities(self, at: Mapping[str, int]) -> int:
         """Delete entities that have these versions; return how many."""
@@ -281,7 +281,7 @@ def _matches_query(head: Head, query: HeadQuery) -> bool:
     index = head.by
     if query.after is not None and head.entity <= query.after:
         return False
-    if index.kind != query.kind:
+    if query.kind not in ("", index.kind):
         return False
     # A head without a due time is never due.
     if query.due_by is not None and (index.due is None or index.due > query.due_by):

@@ -343,6 +343,8 @@ FIELD_POSITIONS: Final[dict[type, dict[str, int]]] = {
 }
 #: The record of an entity before its first entry, by kind.
 NEW: Final[dict[type, Any]] = {kind: kind() for kind in KINDS}
+#: The same as fields by name, in the order of the record.
+_NEW_FIELDS: Final[dict[type, dict[str, Any]]] = {kind: new._asdict() for kind, new in NEW.items()}
 
 
 class RecordChange(Value):
@@ -370,7 +372,14 @@ class LoadedHead(Value):
 
 def apply_header(before: State_ | None, sets: dict[str, Any], kind: type[State_] = RunRecord) -> State_:  # type: ignore[assignment]
     """Return the record after one header; raise for a transition that the table of states does not have."""
-    values, positions = list(before or NEW[kind]), FIELD_POSITIONS[kind]
+    if before is None:
+        # A first entry sets many fields: one merge costs half of a loop over them.
+        fields = {**_NEW_FIELDS[kind], **sets}
+        if len(fields) != len(kind._fields):
+            raise TypeError(f"{kind.__name__} has no field {next(iter(sets.keys() - {*kind._fields}))}")
+        return make(kind, fields.values())
+    earlier: Any = before
+    values, positions = list(earlier), FIELD_POSITIONS[kind]
     try:
         for name, value in sets.items():
             values[positions[name]] = value
@@ -378,6 +387,6 @@ def apply_header(before: State_ | None, sets: dict[str, Any], kind: type[State_]
         raise TypeError(f"{kind.__name__} has no field {name}") from None
     after: Any = make(kind, values)
     # Only within one run: a new run of the key may follow any final state.
-    if type(before) is RunRecord and before.state != after.state and before.run_id == after.run_id:
-        check_transition(before.state, after.state)
+    if kind is RunRecord and earlier.state != after.state and earlier.run_id == after.run_id:
+        check_transition(earlier.state, after.state)
     return after  # type: ignore[no-any-return]

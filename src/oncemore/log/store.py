@@ -26,6 +26,7 @@ compare-and-set proves that the link is right. `seq` is not hashed.
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol
 
 from oncemore._values import Value
@@ -106,7 +107,8 @@ class Entry(Value):
     """One entry of the log.
 
     body         None if it was pruned or erased
-    body_digest  computed by the store from the body as it reads it; the stored digest if the body is gone
+    body_digest  digest of a body that was pruned or erased; None while the body is stored. Whoever needs the
+                 digest of a stored body computes it (`hash_body`): most readers do not
     """
 
     seq: int
@@ -116,7 +118,19 @@ class Entry(Value):
     hash: bytes
     header: bytes
     body: bytes | None
-    body_digest: bytes
+    body_digest: bytes | None
+
+
+def hash_body(entry: Entry) -> bytes:
+    """Return the digest of an entry's body: of the stored bytes, or the one that a pruned body left."""
+    if entry.body is not None:
+        return sha256(entry.body).digest()
+    # A store deletes a body only together with storing its digest.
+    if entry.body_digest is None:
+        raise StoreError(
+            f"entry {entry.seq} ({entry.entity}) was altered: its body and its digest are missing"
+        )
+    return entry.body_digest
 
 
 class Stored(Value):
@@ -140,6 +154,7 @@ class Conflict(Value):
 class HeadQuery(Value):
     """A query for heads: every given field must match. The result is ordered by due time, then by entity.
 
+    kind   the kind of the entities; empty: heads of all kinds
     after  only entities after this one, ordered by entity alone. To read all pages, start with the empty
            string and pass the last entity of each page
 

@@ -22,10 +22,9 @@ from oncemore.governance.log_order import POSITIONS_FIELD, find_switch_positions
 from oncemore.governance.merkle import TreeFrontier, hash_leaf
 from oncemore.log.entry_codec import decode_head, encode_head, hash_entry
 from oncemore.log.record import WorkerRecord
-from oncemore.log.store import Head, HeadQuery
+from oncemore.log.store import Head, HeadQuery, hash_body
 from oncemore.maintenance.rebuild import index_head
 from oncemore.maintenance.tasks import check_text, read_head_pages, resolve_actor
-from oncemore.policy.canonical_json import hash_bytes
 from oncemore.steps.history import KINDS, verify_chain
 
 if TYPE_CHECKING:
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
     from oncemore.log.store import Entry, Store
     from oncemore.steps.engine import Engine
+    from oncemore.steps.history import FoldedHeads
 
     Progress = Callable[[int, int], object]
 
@@ -239,17 +239,17 @@ def _skip_existing(entries: Iterator[Entry], existing: Iterator[Entry], target: 
 
 def _build_heads(source: Store, target: Store, page: list[Entry]) -> list[Head]:
     """Return the heads after a page of entries; earlier entries are in the target already."""
-    known: dict[str, tuple[int, bytes, Any]] = {}
+    known: FoldedHeads = {}
     for entry in page:
         if entry.entity not in known and entry.version > 1:
             head = target.load_head(entry.entity)
             if head is not None:
                 kind = KINDS[entry.entity.partition("/")[0]]
-                known[entry.entity] = head.version, head.hash, decode_head(head.head, kind)
+                known[entry.entity] = head.version, head.hash, decode_head(head.head, kind), head.seq
     verify_chain(page, known)
     heads = []
     for entity in {entry.entity for entry in page}:
-        version, digest, state = known[entity]
+        version, digest, state, _ = known[entity]
         index = index_head(entity, state)
         if type(state) is WorkerRecord:
             # Whether a worker left open runs is in the index of its head only, not in its entries.
@@ -292,8 +292,7 @@ def _compute_root(store: Store, switch_count: int) -> tuple[int, str]:
     """Check the hash of every entry; return the number of entries and their Merkle root."""
     tree = TreeFrontier()
     for entry in _entries_in_copy_order(store, switch_count):
-        digest = entry.body_digest if entry.body is None else hash_bytes(entry.body)
-        if entry.hash != hash_entry(entry.prev, entry.header, digest):
+        if entry.hash != hash_entry(entry.prev, entry.header, hash_body(entry)):
             raise StoreError(f"entry {entry.seq} ({entry.entity}) was altered: its hash does not fit")
         # The entry's hash is the same with and without its body; the last byte makes a lost body visible.
         tree.add_leaf_hash(hash_leaf(entry.hash + (b"\x01" if entry.body is not None else b"\x00")))

@@ -14,19 +14,15 @@ from oncemore._values import Value, make
 from oncemore.log.entry_codec import build_index, decode_head, encode_head
 from oncemore.log.record import RunRecord, WorkerRecord
 from oncemore.log.store import Head, HeadIndex, HeadQuery
-from oncemore.steps.history import KINDS, verify_chain
+from oncemore.steps.history import verify_chain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from oncemore.log.store import Entry, Store
-
-    #: Version, hash and state of each entity whose head is not compared yet.
-    Known = dict[str, tuple[int, bytes, Any]]
+    from oncemore.steps.history import FoldedHead, FoldedHeads
 
 PAGE_SIZE = 2_000
-#: Up to so many heads of one kind are loaded one by one.
-MAX_SINGLE_HEADS = 20
 #: The number of heads repaired in one transaction, and the number of mismatches that a report holds.
 REPAIR_BATCH, MAX_MISMATCHES = 200, 100_000
 #: The number of gaps in the log that are searched for heads: each search reads all heads.
@@ -68,34 +64,37 @@ def index_head(entity: str, state: Any) -> HeadIndex:
 def rebuild_heads(
     store: Store,
     progress: Callable[[int, int], object] = lambda done, whole: None,
-    fold_page: Callable[[list[Entry], Known], object] = verify_chain,
-    known: Known | None = None,
+    fold_page: Callable[[list[Entry], FoldedHeads], object] = verify_chain,
+    known: FoldedHeads | None = None,
 ) -> RebuildReport:
     """Fold the whole log and compare every head; raise `StoreError` for the first entry that does not fit.
 
     progress   called after every page with the last seq read and the last seq of the log
     fold_page  called with every page; it verifies the entries and stores their results in `known`
-    known      version, hash and state of each entity; the caller's table, or a new one
+    known      the entities whose heads are not compared yet; the caller's table, or a new one
     """
     upto = store.wait_for_change(0, 0.0)
     known = {} if known is None else known
-    last: dict[str, int] = {}
     wrong: list[HeadMismatch] = []
     gaps: list[tuple[int, int | None]] = []
     count = heads = at = 0
     for page in _read_pages(store, upto):
         fold_page(page, known)
-        numbers = [at, *[entry.seq for entry in page]]
         # A store may skip numbers, for example after a rollback. A head that points into a gap has lost its
         # entries, so the gaps are searched below.
-        if numbers[-1] - at > len(page):
+        if page[-1].seq - at > len(page):
+            numbers = [at, *[entry.seq for entry in page]]
             gaps += [(a, b) for a, b in pairwise(numbers) if b - a > 1]
-        last.update([(entry.entity, entry.seq) for entry in page])
         count += len(page)
         for head in _list_page_heads(store, at, page):
-            if head.seq == last[head.entity]:
+            folded = known.get(head.entity)
+            if folded is None:
+                # The head of an entity without entries, which names an entry of another entity.
+                wrong.append(HeadMismatch(head.entity, "ahead", ("version",), None))
+            elif head.seq == folded[3]:
                 heads += 1
-                wrong += _compare_head(head, known.pop(head.entity), last.pop(head.entity))
+                del known[head.entity]
+                wrong += _compare_head(head, folded)
         at = page[-1].seq
         progress(at, upto)
     # The index had no head at the last entry of these entities: it is missing, wrong, or newer.
@@ -103,7 +102,7 @@ def rebuild_heads(
         stored = store.load_head(entity)
         if stored is None or stored.seq <= upto or stored.version <= folded[0]:
             heads += stored is not None
-            wrong += _compare_head(stored, folded, last[entity], entity)
+            wrong += _compare_head(stored, folded, entity)
         else:
             heads += 1  # written since the start; the store's compare-and-set has checked the old head
     for after, before in (*gaps[:MAX_GAPS], (upto, None)):
@@ -114,7 +113,7 @@ def rebuild_heads(
     return RebuildReport(count, heads, upto, tuple(wrong[:MAX_MISMATCHES]))
 
 
-def check_head(store: Store, entity: str, folded: tuple[int, bytes, Any] | None) -> tuple[HeadMismatch, ...]:
+def check_head(store: Store, entity: str, folded: FoldedHead | None) -> tuple[HeadMismatch, ...]:
     """Compare one entity's head with its folded entries (None if it has no entries)."""
     head = store.load_head(entity)
     if folded is None:
@@ -125,62 +124,44 @@ def check_head(store: Store, entity: str, folded: tuple[int, bytes, Any] | None)
         and any(True for _ in store.read_entries(entity, folded[0]))
     ):
         return ()  # another process has appended since the entries were folded
-    return _compare_head(head, folded, 0 if head is None else head.seq, entity)
+    return _compare_head(head, folded, entity)
 
 
 def _read_pages(store: Store, upto: int) -> Iterator[list[Entry]]:
     entries = store.read_entries()
-    while page := [entry for entry in islice(entries, PAGE_SIZE) if entry.seq <= upto]:
+    while page := list(islice(entries, PAGE_SIZE)):
+        if page[-1].seq > upto:
+            page = [entry for entry in page if entry.seq <= upto]
+            if not page:
+                return
         yield page
 
 
 def _list_page_heads(store: Store, after: int, page: list[Entry]) -> Iterator[Head]:
-    """Yield the heads that point to an entry of a page."""
-    upto = page[-1].seq
-    for kind, entities in _group_by_kind(page).items():
-        if len(entities) <= MAX_SINGLE_HEADS:
-            # A list reads the heads of all entries of the page: for a few entities that costs more.
-            loaded = (store.load_head(entity) for entity in entities)
-            yield from (head for head in loaded if head is not None and after < head.seq <= upto)
-        else:
-            query = HeadQuery(kind, newest_first=True, after_seq=after, before_seq=upto + 1, limit=len(page))
-            yield from store.list_heads(query)
-
-
-def _group_by_kind(page: list[Entry]) -> dict[str, set[str]]:
-    """Return the entities of a page by their kind."""
-    kinds: dict[str, set[str]] = {}
-    for entity in {entry.entity for entry in page}:
-        kind = entity.partition("/")[0]
-        try:
-            kinds[kind].add(entity)
-        except KeyError:
-            kinds[kind] = {entity}
-    return kinds
+    """Return the heads that point to an entry of a page, of all kinds."""
+    query = HeadQuery("", newest_first=True, after_seq=after, before_seq=page[-1].seq + 1, limit=len(page))
+    return store.list_heads(query)
 
 
 def _list_heads_without_entry(store: Store, after: int, before: int | None) -> Iterator[Head]:
     """Yield the heads that point into a gap of the log and have no last entry."""
-    for kind in KINDS:
-        for head in store.list_heads(
-            HeadQuery(kind, after_seq=after, before_seq=before, limit=MAX_MISMATCHES)
-        ):
-            if not any(True for _ in store.read_entries(head.entity, head.version - 1)):
-                yield head
+    # One query for all kinds: no index has the number of the last entry, so that each query reads all heads.
+    query = HeadQuery("", after_seq=after, before_seq=before, limit=MAX_MISMATCHES)
+    for head in store.list_heads(query):
+        if not any(True for _ in store.read_entries(head.entity, head.version - 1)):
+            yield head
 
 
-def _compare_head(
-    head: Head | None, folded: tuple[int, bytes, Any], seq: int, entity: str = ""
-) -> tuple[HeadMismatch, ...]:
+def _compare_head(head: Head | None, folded: FoldedHead, entity: str = "") -> tuple[HeadMismatch, ...]:
     """Compare a stored head with the folded entries; `entity` names it if the head is missing."""
-    version, digest, state = folded
+    version, digest, state, seq = folded
     name = head.entity if head is not None else entity
     index = build_index(state) if type(state) is RunRecord else index_head(name, state)
-    fields_of_head = (name, version, digest, encode_head(state), index, seq, None)
-    right = make(Head, fields_of_head)
+    fields = (name, version, digest, encode_head(state), index, seq)
     # The common case first: the body, which lists of heads lack, is the only field that is not compared.
-    if head is not None and head[:6] == right[:6]:
+    if head is not None and head[:6] == fields:
         return ()
+    right = make(Head, (*fields, None))
     if head is None:
         return (HeadMismatch(name, "missing", (), right),)
     if head.version != version:
@@ -189,9 +170,9 @@ def _compare_head(
     if type(state) is WorkerRecord and state.state == "ENDED" and head.by.due is None:
         # An ended worker without open runs has no due time. Only its own last write knew that.
         right = right._replace(by=right.by._replace(due=None))
-    fields = [field for field in ("hash", "by", "seq") if getattr(head, field) != getattr(right, field)]
-    fields += _find_different_fields(head.head, state)
-    return (HeadMismatch(name, "different", tuple(fields), right),) if fields else ()
+    wrong = [field for field in ("hash", "by", "seq") if getattr(head, field) != getattr(right, field)]
+    wrong += _find_different_fields(head.head, state)
+    return (HeadMismatch(name, "different", tuple(wrong), right),) if wrong else ()
 
 
 def _find_different_fields(stored: bytes, state: Any) -> list[str]:

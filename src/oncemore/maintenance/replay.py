@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from oncemore.log.entry_codec import EntryHeader
     from oncemore.log.store import Entry
     from oncemore.policy.decide import Decision
+    from oncemore.steps.history import FoldedHeads
 
     #: Maps a recorded policy (name, version, digest) to the policy of that name today, or to None.
     Current = Callable[[dict[str, Any]], Policy | None]
@@ -88,7 +89,7 @@ class LogReplay:
     """
 
     def __init__(self, current: Current | None = None, cipher: BodyCipher | None = None) -> None:
-        self.heads: dict[str, tuple[int, bytes, Any]] = {}
+        self.heads: FoldedHeads = {}
         self._current, self._cipher = current, cipher
 
     def replay_entries(self, entries: Iterable[Entry]) -> Iterator[ReplayedEntry]:

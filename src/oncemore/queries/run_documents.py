@@ -18,7 +18,7 @@ from oncemore._values import Value
 from oncemore.control.moved_log import check_not_moved
 from oncemore.errors import StoreError, UsageError
 from oncemore.log.entry_codec import EntryHeader, build_index, decode_header, encode_head
-from oncemore.log.store import Entry, Head
+from oncemore.log.store import Entry, Head, hash_body
 from oncemore.policy.canonical_json import hash_bytes
 from oncemore.steps.history import RECORDS, export_records, verify_chain
 
@@ -85,7 +85,7 @@ def export_runs(store: Store, entities: Iterable[str], mapping: Mapping[str, str
                 {
                     "header": _rename_states(fields, mapping),
                     "body": None if entry.body is None else b64encode(entry.body).decode(),
-                    "body_digest": entry.body_digest.hex(),
+                    "body_digest": hash_body(entry).hex(),
                     "hash": entry.hash.hex(),
                     "records": [
                         {**record, "state": mapping.get(record["state"], record["state"])}
@@ -109,7 +109,7 @@ def import_runs(engine: Engine, lines: Iterable[str], mapping: Mapping[str, str]
             chains.setdefault(entry.entity, []).append(entry)
     runs = imported = 0
     for entity, entries in chains.items():
-        ((version, digest, state),) = verify_chain(entries).values()
+        ((version, digest, state, _),) = verify_chain(entries).values()
         # An open run may continue in the exporting store, and the work would be done twice.
         if state.state not in ("COMPLETE", "HARD_FAIL"):
             raise UsageError(
@@ -150,7 +150,7 @@ def _parse_entry(line: str, number: int, states: Mapping[str, str], chains: dict
         hash=digest,
         header=header,
         body=body,
-        body_digest=body_digest,
+        body_digest=body_digest if body is None else None,
     )
 
 

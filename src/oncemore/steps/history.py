@@ -46,6 +46,10 @@ if TYPE_CHECKING:
     from oncemore.log.store import Entry
     from oncemore.steps.run import Run
 
+    #: Version, hash and state of an entity after its last entry, and the seq of that entry.
+    FoldedHead = tuple[int, bytes, Any, int]
+    FoldedHeads = dict[str, FoldedHead]
+
 #: The record type of an entity, by the prefix of its name.
 KINDS: dict[str, Any] = {
     "run": RunRecord,
@@ -260,10 +264,8 @@ def _exported_error(mark: str, state: RunRecord, body: dict[str, Any]) -> Any:
     return error
 
 
-def verify_chain(
-    entries: Iterable[Entry], heads: dict[str, tuple[int, bytes, Any]] | None = None
-) -> dict[str, tuple[int, bytes, Any]]:
-    """Check every link of a log and fold it; return version, hash and state of each entity.
+def verify_chain(entries: Iterable[Entry], heads: FoldedHeads | None = None) -> FoldedHeads:
+    """Check every link of a log and fold it; return version, hash, state and last seq of each entity.
 
     heads  the result for earlier entries, to continue from
 
@@ -272,7 +274,7 @@ def verify_chain(
     heads = {} if heads is None else heads
     get_known = heads.get
     for seq, entity, number, before, own, header, body, digest in entries:
-        version, prev, state = get_known(entity, _NOTHING)
+        version, prev, state, _ = get_known(entity, _NOTHING)
         if number != version + 1:
             raise StoreError(f"entry {seq} ({entity}) is out of order: a part of the log is missing")
         try:
@@ -280,7 +282,7 @@ def verify_chain(
             # is that of `hash_entry`, without the call.
             if body is not None:
                 digest = sha256(body).digest()
-            fits = before == prev and own == sha256(prev + header + digest).digest()
+            fits = before == prev and own == sha256(prev + header + digest).digest()  # type: ignore[operator]
         except TypeError:  # a column holds text instead of bytes, or nothing
             fits = False
         if not fits:
@@ -292,13 +294,13 @@ def verify_chain(
             decoded = decode_header(header)
             if decoded.entity != entity or decoded.version != number:
                 raise StoreError(f"it is about version {decoded.version} of {decoded.entity}")
-            heads[entity] = number, own, apply_header(state, decoded.sets, kind)
+            heads[entity] = number, own, apply_header(state, decoded.sets, kind), seq
         except (StoreError, IllegalTransition, TypeError) as fault:
             raise StoreError(f"entry {seq} ({entity}) makes no sense: {fault}") from None
     return heads
 
 
-_NOTHING = (0, NOWHERE, None)
+_NOTHING = (0, NOWHERE, None, 0)
 
 
 def find_opening(entries: Iterable[Entry], cipher: BodyCipher | None = None) -> dict[str, Any]:

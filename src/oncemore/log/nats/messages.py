@@ -29,8 +29,7 @@ import msgspec
 
 from oncemore._values import Value, make
 from oncemore.errors import StoreError, UsageError
-from oncemore.log.store import Entry, Head, HeadIndex
-from oncemore.policy.canonical_json import hash_bytes
+from oncemore.log.store import Entry, Head, HeadIndex, hash_body
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -182,7 +181,7 @@ class EntryToPublish(Value):
     prev: bytes
     body: bytes | None
     expected_seq: int | None
-    body_digest: bytes = b""
+    body_digest: bytes | None = None
 
 
 def build_batch_messages(
@@ -316,7 +315,7 @@ def parse_message(message: StreamMessage) -> LogMessage:
         hash=head.hash,
         header=header,
         body=body,
-        body_digest=digest if body is None else hash_bytes(body),
+        body_digest=digest if body is None else None,
     )
     return LogMessage(
         seq=message.seq,
@@ -332,7 +331,7 @@ def parse_message(message: StreamMessage) -> LogMessage:
 def with_body(message: LogMessage, body: bytes) -> LogMessage:
     """Return a message with the body that was joined from its parts."""
     assert message.entry is not None
-    entry = message.entry._replace(body=body, body_digest=hash_bytes(body))
+    entry = message.entry._replace(body=body, body_digest=None)
     return message._replace(head=message.head._replace(body=body), entry=entry)
 
 
@@ -392,6 +391,6 @@ def prune_entry(entry: Entry, append_id: str) -> PrunedEntry:
         prev=entry.prev,
         hash=entry.hash,
         header=entry.header,
-        digest=entry.body_digest,
+        digest=hash_body(entry),
         append_id=append_id,
     )

@@ -57,7 +57,7 @@ def read_head_rows(query: HeadQuery, read: Callable[..., Rows]) -> Rows:
 
 def _build_where(query: HeadQuery) -> tuple[str, list[Any]]:
     conditions: list[tuple[str, Any]] = [
-        ("h.kind = %s", query.kind),
+        ("h.kind = %s", query.kind or None),
         *((f"h.{name} = %s", getattr(query, name)) for name in ("state", "step", "worker", "dataset")),
         ("h.due <= %s", query.due_by),
         ("h.seq > %s", query.after_seq or None),
@@ -71,4 +71,4 @@ def _build_where(query: HeadQuery) -> tuple[str, list[Any]]:
     ]
     used = [(text, value) for text, value in conditions if value is not None]
     check_text(*(value for _, value in used if isinstance(value, str)))
-    return " and ".join(text for text, _ in used), [value for _, value in used]
+    return " and ".join(text for text, _ in used) or "true", [value for _, value in used]

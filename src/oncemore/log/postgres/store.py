@@ -61,7 +61,6 @@ from oncemore.log.postgres.writer import PostgresWriter, split_groups
 from oncemore.log.read_only import ReadOnlyMixin
 from oncemore.log.record import NOWHERE
 from oncemore.log.store import Entry, Stored
-from oncemore.policy.canonical_json import hash_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -337,7 +336,7 @@ def _row_to_entry(row: tuple[Any, ...]) -> Entry:
         hash=own_hash,
         header=header,
         body=body,
-        body_digest=hash_bytes(body) if body is not None else stored_digest,
+        body_digest=stored_digest,
     )
 
 

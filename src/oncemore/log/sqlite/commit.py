@@ -20,7 +20,7 @@ import threading
 import time
 from contextlib import suppress
 from ctypes import addressof, c_int
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import apsw
 
@@ -32,7 +32,7 @@ from oncemore.log.sqlite.queries import HEAD_LIST, SELECT_HEAD, fetch_rows, row_
 from oncemore.log.store import Conflict, JoinedWriteFailed, Stored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from types import TracebackType
 
@@ -59,11 +59,12 @@ INSERT INTO log SELECT NULL, entity, version + 1, seq, ?, ?, ?, NULL FROM head W
 UPDATE head SET version=version+1, hash=?, head=?, kind=?, state=?, due=?, step=?, worker=?, dataset=?,
     seq=last_insert_rowid() WHERE entity=? AND version=?
 """
-# The same under a guard, given as entity and version (or NULL). A statement that queries the table that it
-# writes makes SQLite build a temporary table, the most expensive part by far. So the statement on the log
-# checks the guard; where the head was inserted first, a guard that fails makes the entity of the log row
-# NULL, and the NOT NULL constraint rejects it.
+# The same under one guard or two, each given as entity and version (or NULL). A statement that queries the
+# table that it writes makes SQLite build a temporary table, the most expensive part by far. So the statement
+# on the log checks the guards; where the head was inserted first, a guard that fails makes the entity of the
+# log row NULL, and the NOT NULL constraint rejects it.
 _GUARD = "(SELECT version FROM head WHERE entity=?) IS ?"
+_TWO_GUARDS = f"{_GUARD} AND {_GUARD}"
 _FIRST_GUARDED = f"""
 INSERT INTO head({HEAD_LIST}) VALUES (?,1,?,?,?,?,?,?,?,?,(SELECT coalesce(max(seq), 0) + 1 FROM log))
     ON CONFLICT DO NOTHING;
@@ -75,20 +76,25 @@ INSERT INTO log SELECT NULL, entity, version + 1, seq, ?, ?, ?, NULL FROM head
 UPDATE head SET version=version+1, hash=?, head=?, kind=?, state=?, due=?, step=?, worker=?, dataset=?,
     seq=last_insert_rowid() WHERE entity=? AND version=? AND changes()
 """  # noqa: S608
+#: The most guards that the statements of one write can compare: the switches, and the dataset of an attempt.
+MAX_GUARDS = 2
 
 
 class WriteStatements(NamedTuple):
-    """The statements of one write: the first entry of an entity, a later one, and both under a guard."""
+    """The statements of one write by its number of guards: the first entry of an entity, and a later one."""
 
-    first: str
-    then: str
-    first_guarded: str
-    then_guarded: str
+    first: tuple[str, ...]
+    then: tuple[str, ...]
 
 
-_IN_TRANSACTION = WriteStatements(_FIRST, _NEXT, _FIRST_GUARDED, _NEXT_GUARDED)
+_IN_TRANSACTION = WriteStatements(
+    (_FIRST, _FIRST_GUARDED, _FIRST_GUARDED.replace(_GUARD, _TWO_GUARDS)),
+    (_NEXT, _NEXT_GUARDED, _NEXT_GUARDED.replace(_GUARD, _TWO_GUARDS)),
+)
 #: The same as whole transactions, so that a lone write is one call of the engine.
-ALONE = WriteStatements(*(f"BEGIN IMMEDIATE;{sql};COMMIT" for sql in _IN_TRANSACTION))
+ALONE = WriteStatements(
+    *(tuple(f"BEGIN IMMEDIATE;{sql};COMMIT" for sql in statements) for statements in _IN_TRANSACTION)
+)
 
 
 class FairFileLock:
@@ -257,13 +263,8 @@ def _store_with_joined_write(cursor: apsw.Cursor, batch: Batch) -> Answer:
 
 def _store_batch(cursor: apsw.Cursor, batch: Batch) -> Stored | Conflict:
     """Store a batch, or return the conflict that prevents it."""
-    if len(batch.writes) == 1 and len(batch.guards) < 2:
+    if len(batch.writes) == 1 and len(batch.guards) <= MAX_GUARDS:
         return store_single_write(cursor, batch, _IN_TRANSACTION)
-    if len(batch.writes) == 1:
-        # An attempt on a dataset: the statement that writes compares the last guard, this the ones before.
-        *others, last = batch.guards.items()
-        conflict = _compare_versions(cursor, others)
-        return conflict or store_single_write(cursor, batch._replace(guards=dict((last,))), _IN_TRANSACTION)
     conflict = _find_conflict(cursor, batch)
     if conflict is not None:
         return conflict
@@ -274,7 +275,7 @@ def _store_batch(cursor: apsw.Cursor, batch: Batch) -> Stored | Conflict:
 
 
 def store_single_write(cursor: apsw.Cursor, batch: Batch, sql: WriteStatements) -> Stored | Conflict:
-    """Store a batch of one write with at most one guard: the statements that write also compare."""
+    """Store a batch of one write with at most `MAX_GUARDS`: the statements that write also compare."""
     seq = _write_entry(cursor, batch.writes[0], batch.guards, sql)
     if seq:
         return make(Stored, ((seq,),))
@@ -285,11 +286,7 @@ def store_single_write(cursor: apsw.Cursor, batch: Batch, sql: WriteStatements) 
 def _find_conflict(cursor: apsw.Cursor, batch: Batch) -> Conflict | None:
     """Return a conflict if an entity or guard of a batch does not have the expected version."""
     expected = {**batch.guards, **{write.entity: write.expect for write in batch.writes}}
-    return _compare_versions(cursor, expected.items())
-
-
-def _compare_versions(cursor: apsw.Cursor, expected: Iterable[tuple[str, int]]) -> Conflict | None:
-    for entity, version in expected:
+    for entity, version in expected.items():
         rows = fetch_rows(cursor, "SELECT version FROM head WHERE entity=?", (entity,))
         if (rows[0][0] if rows else 0) != version:
             return _build_conflict(cursor, entity)
@@ -304,27 +301,23 @@ def _build_conflict(cursor: apsw.Cursor, entity: str) -> Conflict:
 def _write_entry(
     cursor: apsw.Cursor, write: EntryWrite, guards: Mapping[str, int], sql: WriteStatements
 ) -> int:
-    """Update the head if it and the guard have their versions, and log the entry; return its seq, or 0."""
+    """Update the head if it and the guards have their versions, and log the entry; return its seq, or 0."""
     entity, expect, header, body, own_hash, head, index = write
-    if not guards:
-        if expect:
-            entry = (own_hash, header, body, entity, expect)
-            cursor.execute(sql.then, (*entry, own_hash, head, *index, entity, expect))
-        else:
-            cursor.execute(sql.first, (entity, own_hash, head, *index, entity, own_hash, header, body))
+    guard_values = [value for name, version in guards.items() for value in (name, version or None)]
+    if expect:
+        entry = (own_hash, header, body, entity, expect)
+        values: tuple[Any, ...] = (*entry, *guard_values, own_hash, head, *index, entity, expect)
+        cursor.execute(sql.then[len(guards)], values)
     else:
-        ((guard_entity, guard_version),) = guards.items()
-        guard = (guard_entity, guard_version or None)
-        if expect:
-            entry = (own_hash, header, body, entity, expect)
-            cursor.execute(sql.then_guarded, (*entry, *guard, own_hash, head, *index, entity, expect))
-        else:
-            first = (entity, own_hash, head, *index, *guard, entity, own_hash, header, body)
-            try:
-                cursor.execute(sql.first_guarded, first)
-            except apsw.ConstraintError:  # the guard has moved; undo the head that was inserted first
-                undo = ("ROLLBACK", ()) if sql is ALONE else ("DELETE FROM head WHERE entity=?", (entity,))
-                cursor.execute(*undo)
-                return 0
+        values = (entity, own_hash, head, *index, *guard_values, entity, own_hash, header, body)
+        try:
+            cursor.execute(sql.first[len(guards)], values)
+        except apsw.ConstraintError:
+            if not guards:
+                raise
+            # A guard has moved: undo the head that was inserted first.
+            undo = ("ROLLBACK", ()) if sql is ALONE else ("DELETE FROM head WHERE entity=?", (entity,))
+            cursor.execute(*undo)
+            return 0
     connection = cursor.connection
     return connection.last_insert_rowid() if connection.changes() else 0

@@ -8,7 +8,6 @@ kinds but runs are found by the beginning of their names.
 
 from __future__ import annotations
 
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from oncemore._values import make
@@ -69,16 +68,10 @@ def row_to_head(row: tuple[Any, ...]) -> Head:
 def row_to_entry(row: tuple[Any, ...]) -> Entry:
     """Return the entry in a row of `SELECT_ENTRIES`."""
     body = row[6]
-    # The row has the fields of `Entry` in their order. `make` costs a third of keywords, and a scan of the
-    # whole log passes here once per entry: 1.5 µs instead of 5.
-    if body is None:
+    # The digest is stored only once the body is pruned. The row has the fields of `Entry` in their order:
+    # `make` costs a third of keywords, and a scan of the whole log passes here once per entry.
+    if body is None or (row[7] is None and type(body) is bytes):
         return make(Entry, row)
-    # The digest is stored only once the body is pruned.
-    if row[7] is None:
-        try:
-            return make(Entry, (*row[:7], sha256(body).digest()))
-        except TypeError:
-            pass
     raise StoreError(f"entry {row[0]} ({row[1]}) was altered: its body is not made of bytes, or has a digest")
 
 
@@ -96,13 +89,17 @@ def read_head_rows(query: HeadQuery, read: Read) -> list[tuple[Any, ...]]:
     top = last_seq if query.before_seq is None else min(last_seq, query.before_seq - 1)
     bottom = max(query.after_seq, top - RECENT_ENTRIES)
     # CROSS JOIN fixes the order of the loops: SQLite may otherwise start with the heads and sort them all.
+    # A window that the limit cannot cut is read forwards, which SQLite does a fifth faster.
+    is_whole = top - bottom <= query.limit
     sql = (
         f"SELECT {_COLUMNS}, {body} FROM log CROSS JOIN head ON head.entity=log.entity AND head.seq=log.seq "  # noqa: S608
-        f"WHERE log.seq>? AND log.seq<=? AND {where} ORDER BY log.seq DESC LIMIT ?"
+        f"WHERE log.seq>? AND log.seq<=? AND {where} ORDER BY log.seq {'' if is_whole else 'DESC'} LIMIT ?"
     )
     # The index of failed heads is in this order already.
     if query.state not in FAILED_STATES:
         rows = read(sql, (bottom, top, *values, query.limit))
+        if is_whole:
+            rows.reverse()
         if len(rows) == query.limit or bottom == query.after_seq:
             return rows
     sql = (
@@ -115,10 +112,10 @@ def read_head_rows(query: HeadQuery, read: Read) -> list[tuple[Any, ...]]:
 def _build_where(query: HeadQuery) -> tuple[str, list[Any]]:
     prefix = query.prefix
     # Runs are most of all heads, so that their name says little; the due time has an index of its own.
-    if not prefix and query.kind != "run" and query.due_by is None:
+    if not prefix and query.kind not in ("", "run") and query.due_by is None:
         prefix = f"{query.kind}/"
     conditions: list[tuple[str, Any]] = [
-        ("kind=?", query.kind),
+        ("kind=?", query.kind or None),
         *((f"{column}=?", getattr(query, column)) for column in ("state", "step", "worker", "dataset")),
         # IS NOT NULL is the condition of the partial index, so that only due heads are read.
         ("due IS NOT NULL AND due<=?", query.due_by),
@@ -132,7 +129,7 @@ def _build_where(query: HeadQuery) -> tuple[str, list[Any]]:
         (f"instr({_BODY}, ?)", query.body_contains or None),
     ]
     used = [(text, value) for text, value in conditions if value is not None]
-    text = " AND ".join(text for text, _ in used)
+    text = " AND ".join(text for text, _ in used) or "true"
     if query.state in FAILED_STATES:
         text = f"{_IS_FAILED} AND {text}"
     return text, [value for _, value in used]

@@ -27,6 +27,7 @@ from oncemore.log.sqlite import machine, schema
 from oncemore.log.sqlite.backup import check_file, identify_file
 from oncemore.log.sqlite.commit import (
     ALONE,
+    MAX_GUARDS,
     MovedFileCheck,
     apply_batches,
     file_changed,
@@ -139,7 +140,7 @@ class SqliteStore(SqliteReader):
             try:
                 if len(group) == 1 and time.clock_gettime(BOOT_CLOCK) <= self._mark:
                     writes, guards, sync, joined_write, _ = batch = group[0].batch
-                    if len(writes) == 1 and len(guards) < 2 and joined_write is None:
+                    if len(writes) == 1 and len(guards) <= MAX_GUARDS and joined_write is None:
                         # The common case: one call of the engine carries the whole transaction.
                         cursor = self._writer
                         if cursor is None or self._synced is not sync:

@@ -252,6 +252,30 @@ def a_guard_holds_without_being_written(open_store: Opener) -> None:
     assert len(read_verified_entries(store, "dataset/d")) == 1
 
 
+def each_of_several_guards_is_compared(open_store: Opener) -> None:
+    """One write, new or later, under two or three guards: any stale one refuses it and is named."""
+    store = open_store()
+    for name in ("a", "b", "c"):
+        require_stored(append_writes(store, make_write(f"dataset/{name}", None, kind="dataset")))
+    require_stored(append_writes(store, make_write("run/later", None)))
+    for count in (2, 3):
+        right = {f"dataset/{name}": 1 for name in "abc"[:count]}
+        for stale in right:
+            for entity in (f"run/new{count}", "run/later"):
+                before = store.load_head(entity)
+                write = make_write(entity, before)
+                # 0: the entity must not exist, and it does.
+                for version in (0, 2):
+                    refused = store.append(Batch((write,), {**right, stale: version})).wait()
+                    assert refused == Conflict(stale, store.load_head(stale))
+                assert store.load_head(entity) == before, "nothing of a refused batch is stored"
+        for entity in (f"run/new{count}", "run/later"):
+            write = make_write(entity, store.load_head(entity))
+            guards = {**right, "switch/off": 0} if count == 2 else right
+            assert isinstance(store.append(Batch((write,), guards)).wait(), Stored)
+    assert len(read_verified_entries(store, "run/later")) == 3
+
+
 def a_guard_that_has_moved_refuses_the_batch(open_store: Opener) -> None:
     """A batch with an outdated guard is refused, even when the guard changes at the same moment."""
     store = open_store()

@@ -35,6 +35,8 @@ def heads_are_found_by_what_they_are_indexed_by(open_store: Opener) -> None:
     assert list_names(worker="w1") == ["run/2"]
     assert list_names(dataset="d1") == ["run/3"]
     assert list_names(kind="worker") == ["worker/1"]
+    assert list_names(kind="") == ["worker/1", "run/2", "run/3", "run/1", "run/4"], "heads of all kinds"
+    assert list_names(kind="", worker="w1") == ["run/2"]
     assert list_names(limit=2) == ["run/2", "run/3"]
     # A finished run has no due time and leaves the list of due work.
     head = store.load_head("run/2")
@@ -65,6 +67,7 @@ def the_newest_heads_are_listed_first_when_asked(open_store: Opener) -> None:
     assert list_names(prefix="run/a", newest_first=False) == ["run/a2", "run/a4"]
     # A prefix is not a pattern.
     assert list_names(prefix="run/%") == []
+    assert list_names(kind="", after_seq=seqs["run/a2"]) == ["worker/a1", "run/b1"]
     assert list_names(head_contains=b"run/b1:2") == ["run/b1"]
     assert list_names(body_contains=b'"n":4') == ["run/a2"]
     assert list_names(body_contains=b'"n":1') == [], "only the body of the last entry counts"
