@@ -11,6 +11,7 @@ import ast
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -171,6 +172,12 @@ def type_checking_lines(tree: ast.AST) -> set[int]:
 
 def list_imports(source: str, module: str, *, is_package: bool = False) -> list[Import]:
     """Return every import of a source, at the top or inside functions, with absolute module names."""
+    return list(read_imports(source, module, is_package))
+
+
+@cache
+def read_imports(source: str, module: str, is_package: bool) -> tuple[Import, ...]:
+    """Read the imports of a source once, because several rules ask for those of every module."""
     tree = ast.parse(source)
     for_types = type_checking_lines(tree)
     imports = []
@@ -189,7 +196,7 @@ def list_imports(source: str, module: str, *, is_package: bool = False) -> list[
         else:
             continue
         imports += [Import(name, node.lineno, node.lineno in for_types) for name in names]
-    return imports
+    return tuple(imports)
 
 
 def find_upward_imports(module: str, imports: list[Import]) -> list[str]:

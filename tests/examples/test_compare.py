@@ -1,7 +1,12 @@
-"""The programs of examples/compare do the same with each library, against services that fail and kill -9."""
+"""The programs of examples/compare do the same with each library, against services that fail and kill -9.
+
+`make test` runs all eight of ours and the payment with every library; `make torture` runs all 32. A program
+of another library changes only with its file or with a pin.
+"""
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -25,9 +30,13 @@ if TYPE_CHECKING:
     from tests.examples.programs import Starter
 
 every_library = pytest.mark.parametrize("library", compare.LIBRARIES)
+sampled_library = pytest.mark.parametrize(
+    "library", compare.LIBRARIES if os.environ.get("ONCEMORE_TORTURE") else ("oncemore",)
+)
+pytestmark = pytest.mark.torture
 
 
-@every_library
+@sampled_library
 def test_a_flaky_get_waits_as_long_as_the_service_asks(
     library: str, service: Service, start: Starter
 ) -> None:
@@ -37,7 +46,7 @@ def test_a_flaky_get_waits_as_long_as_the_service_asks(
     assert second - first >= 1.0
 
 
-@every_library
+@sampled_library
 def test_a_poll_ends_when_the_export_is_ready(library: str, service: Service, start: Starter) -> None:
     assert finish(start("poll_until_ready", library)) == ["42"]
     assert service.requests == {"GET /exports/1": 4}
@@ -56,7 +65,7 @@ def test_a_payment_is_made_once_through_a_kill(library: str, service: Service, s
     assert finish(start("pay_once", library, "o-2")) == ["payments-2"]
 
 
-@every_library
+@sampled_library
 def test_a_killed_pipeline_goes_on_where_it_ended(library: str, service: Service, start: Starter) -> None:
     service.hold.add("/reports")
     printed = kill_while_held(start("pipeline", library, "monday"), service)
@@ -66,7 +75,7 @@ def test_a_killed_pipeline_goes_on_where_it_ended(library: str, service: Service
     assert list(service.applied.values()) == [{"text": "north 30, south 20"}]
 
 
-@every_library
+@sampled_library
 def test_a_hundred_items_are_made_ten_at_a_time(library: str, service: Service, start: Starter) -> None:
     assert finish(start("fan_out", library)) == ["10000"]
     # Each is asked for once, and one in ten once more.
@@ -74,7 +83,7 @@ def test_a_hundred_items_are_made_ten_at_a_time(library: str, service: Service, 
     assert 2 <= service.most_at_once <= 10
 
 
-@every_library
+@sampled_library
 def test_an_order_is_shipped_when_a_person_has_approved_it(
     library: str, service: Service, start: Starter
 ) -> None:
@@ -88,7 +97,7 @@ def test_an_order_is_shipped_when_a_person_has_approved_it(
     assert list(service.applied.values()) == [{"order": "o-1", "approved_by": "manager"}]
 
 
-@every_library
+@sampled_library
 def test_each_tick_of_a_schedule_is_run_once_by_two_processes(
     library: str, service: Service, start: Starter
 ) -> None:
@@ -99,7 +108,7 @@ def test_each_tick_of_a_schedule_is_run_once_by_two_processes(
     wait_until(lambda: service.requests["POST /reports"] == len(service.applied), "one request per tick")
 
 
-@every_library
+@sampled_library
 def test_a_webhook_is_booked_once_however_often_it_comes(
     library: str, service: Service, start: Starter
 ) -> None:

@@ -14,9 +14,12 @@ ROOT = Path(oncemore.__file__).parent
 
 def made(path: Path) -> list[tuple[int, str, int]]:
     """Return the lines where something is made of a tuple that is written out: whose, and of how many."""
+    text = path.read_text(encoding="utf-8")
+    if "make(" not in text:  # most modules, which need not be parsed
+        return []
     return [
         (call.lineno, kind.id, len(values.elts))
-        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for call in ast.walk(ast.parse(text))
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "make"
         for kind, values in zip(call.args[:1], call.args[1:], strict=False)
         if isinstance(kind, ast.Name) and isinstance(values, ast.Tuple)
