@@ -117,10 +117,11 @@ def check_contents(folder: Path = DIST) -> list[PackageFault]:
     ]
 
 
-def build_commit(folder: Path, umask: int) -> dict[str, str]:
-    """Build the last commit in a new clone, and return the digest of each file that was made."""
+def build_commit(commit: str, folder: Path, umask: int) -> dict[str, str]:
+    """Build a commit in a new clone, and return the digest of each file that was made."""
     clone, target = folder / "oncemore", folder / "dist"
     _run("git", "clone", "--quiet", str(ROOT), str(clone))
+    _run("git", "checkout", "--quiet", "--detach", commit, cwd=clone)
     # The same moment as in `make build`, so that its files have these digests too.
     os.environ["SOURCE_DATE_EPOCH"] = _run("git", "log", "-1", "--format=%ct", cwd=clone).stdout.strip()
     before = os.umask(umask)
@@ -133,10 +134,12 @@ def build_commit(folder: Path, umask: int) -> dict[str, str]:
 
 def check_reproducible() -> bool:
     """Build twice with another folder, time, time zone and umask, and print whether the bytes are equal."""
+    # Named once: a commit that is made meanwhile must not be compared with the one before it.
+    commit = _run("git", "rev-parse", "HEAD").stdout.strip()
     with TemporaryDirectory() as first, TemporaryDirectory() as second:
-        one = build_commit(Path(first), 0o022)
+        one = build_commit(commit, Path(first), 0o022)
         os.environ["TZ"] = "Pacific/Auckland"
-        other = build_commit(Path(second), 0o077)
+        other = build_commit(commit, Path(second), 0o077)
     for name in one:
         print(f"{name}  sha256:{one[name]}  {'same bytes' if one[name] == other.get(name) else 'DIFFERENT'}")
     if _run("git", "status", "--porcelain").stdout:
