@@ -107,12 +107,12 @@ def test_a_changed_log_ends_with_1_and_advice(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("store", "verify", "--export", "a", "--proof", "b"), "exclude each other"),
+        (("verify", "--export", "a", "--proof", "b"), "exclude each other"),
         (("prove", "--out", "x"), "give KEY or SEQ"),
         (("prove", "1", "--since", "x", "--out", "x"), "give KEY or SEQ"),
         (("checkpoint",), "no key signs the checkpoints"),
-        (("store", "verify", "--proof", "binary"), "it is not text"),
-        (("store", "verify", "--proof", "missing"), "No such file"),
+        (("verify", "--proof", "binary"), "it is not text"),
+        (("verify", "--proof", "missing"), "No such file"),
     ],
 )
 def test_a_wrong_command_line_says_what_to_do(

@@ -345,7 +345,7 @@ def test_a_decision_is_prepared_signed_by_ssh_keygen_and_made(tmp_path: Path, ke
         assert (done.returncode != 0) == fails, done.stderr
         return done.stdout + done.stderr
 
-    register = ("dataset", "register", "survey", "--set", "care_label=Public", "--reason", "first")
+    register = ("control", "dataset", "register", "survey", "--set", "care_label=Public", "--reason", "first")
     assert "needs the role" in run(*register, fails=True)
     shown = run(*register, "--sign-with", "archivist.pub", "--prepare", "decision.json")
     assert "ssh-keygen -Y sign -f KEY -n oncemore-decision decision.json" in shown
@@ -362,7 +362,7 @@ def test_a_decision_is_prepared_signed_by_ssh_keygen_and_made(tmp_path: Path, ke
         "--reason", "dashboard",        "--sign-with", "archivist",
     ).split()[0]  # fmt: skip
     (tmp_path / "token").write_text(token + "\n", encoding="utf-8")
-    stop = ("switch", "on", "--reason", "stop", "--token-file", "token")
+    stop = ("control", "switch", "on", "--reason", "stop", "--token-file", "token")
     run(*stop)
     assert "duty (token " in run("control", "switch", fails=True)
     listed = run("control", "roles")

@@ -294,7 +294,7 @@ def test_the_command_in_the_error_runs_the_step_of_a_script_that_calls_it() -> N
     assert count_runs() == 1
     _, _, command = failed.stderr.rpartition(", or oncemore ")
     words = command.strip().splitlines()[0].split()
-    assert words[:3] == ["runs", "rerun", "daily", "--run"]
+    assert words[:4] == ["runs", "rerun", "daily", "--run"]
     Path("fixed").touch()
     done = run_python("-m", "oncemore", *words[:-1], "fixed")
     assert (done.returncode, "COMPLETE" in done.stdout) == (0, True), done.stderr
@@ -316,7 +316,7 @@ def test_importing_a_script_runs_nothing_and_finds_the_steps_above_its_calls(cal
 
 def test_a_step_below_the_call_is_not_found_and_the_error_says_why() -> None:
     Path("daily.py").write_text(SCRIPT.format(call=CALLS["a call"]))
-    done = run_python("-m", "oncemore", "submit", "daily:below", "day=x", "--store", "log.db")
+    done = run_python("-m", "oncemore", "runs", "submit", "daily:below", "day=x", "--store", "log.db")
     assert (done.returncode, count_runs()) == (2, 0), done.stderr
     assert "report was called while a command imported daily" in done.stderr
 

@@ -107,8 +107,7 @@ class Entry(Value):
     """One entry of the log.
 
     body         None if it was pruned or erased
-    body_digest  digest of a body that was pruned or erased; None while the body is stored. Whoever needs the
-                 digest of a stored body computes it (`hash_body`): most readers do not
+    body_digest  digest of a body that was pruned or erased; None while the body is stored (`hash_body`)
     """
 
     seq: int
@@ -123,14 +122,10 @@ class Entry(Value):
 
 def hash_body(entry: Entry) -> bytes:
     """Return the digest of an entry's body: of the stored bytes, or the one that a pruned body left."""
-    if entry.body is not None:
-        return sha256(entry.body).digest()
-    # A store deletes a body only together with storing its digest.
-    if entry.body_digest is None:
-        raise StoreError(
-            f"entry {entry.seq} ({entry.entity}) was altered: its body and its digest are missing"
-        )
-    return entry.body_digest
+    digest = entry.body_digest if entry.body is None else sha256(entry.body).digest()
+    if digest is None:
+        raise StoreError(f"entry {entry.seq} ({entry.entity}) was altered: its body has left no digest")
+    return digest
 
 
 class Stored(Value):
@@ -154,13 +149,11 @@ class Conflict(Value):
 class HeadQuery(Value):
     """A query for heads: every given field must match. The result is ordered by due time, then by entity.
 
-    kind   the kind of the entities; empty: heads of all kinds
+    kind   empty: all kinds
     after  only entities after this one, ordered by entity alone. To read all pages, start with the empty
            string and pass the last entity of each page
 
-    The fields below serve operators, not running work: no index has them, so the store reads all heads of a
-    kind.
-
+    The fields below serve operators: no index has them, so the store reads all heads of a kind.
     prefix         start of the entity's name
     newest_first   order by the last entry instead, newest first
     after_seq      only heads whose last entry has a higher sequence number
