@@ -86,6 +86,7 @@ AROUND = found(
     "tests/test_docs.py",
     "tests/test_repo.py",
     "tests/test_requirements_plugin.py",
+    "tests/test_tidy.py",
     but=(
         "tests/classifiers/test_wrappers.py",
         "tests/classifiers/test_hostile.py",

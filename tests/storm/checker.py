@@ -111,14 +111,10 @@ def _check_chain(store: Any, entries: list[Any], wrong: list[str]) -> None:
     except StoreError as error:
         wrong.append(str(error))
         return
-    for entity, (version, digest, state) in folded.items():
+    for entity, fold in folded.items():
         head = store.load_head(entity)
         kind: Any = KINDS[entity.partition("/")[0]]
-        if head is None or (head.version, head.hash, decode_head(head.head, kind)) != (
-            version,
-            digest,
-            state,
-        ):
+        if head is None or (head.version, head.hash, decode_head(head.head, kind), head.seq) != fold:
             wrong.append(f"{entity}: the head is not the fold of its entries")
     last = {entry.entity: entry for entry in entries}
     for entity, entry in last.items():
