@@ -35,7 +35,7 @@ def test_the_default_shows_the_change_and_writes_nothing(project: Path) -> None:
     assert "-@stamina.retry(on=OSError, attempts=3)\n" in shown.stdout
     assert "+    on=OSError,\n" in shown.stdout or "+@oncemore.retry(on=OSError" in shown.stdout
     assert "orders.py:4: stamina.retry: to rewrite\n    differs: total_timeout" in shown.stdout
-    assert "2 files read, 1 calls of stamina to rewrite, 0 left alone" in shown.stdout
+    assert "2 files read, 1 call of stamina to rewrite, 0 left alone" in shown.stdout
     assert shown.stdout.endswith("Nothing was written; --write replaces the files.\n")
     assert (project / "shop" / "orders.py").read_text() == OLD
 

@@ -60,7 +60,7 @@ def _print_report(out: OutputWriter, report: MigrationReport, show_diff: bool, w
         _print_file(out, file)
     done = "rewritten" if wrote else "to rewrite"
     out.write_line(
-        f"{report.files_read} files read, {report.rewritten} calls of {report.library} {done}, "
+        f"{_format_count(report.files_read, 'file')} read, {_format_count(report.rewritten, 'call')} of {report.library} {done}, "
         f"{report.left_alone} left alone",
         "green" if not report.problems else "red",
     )
@@ -81,3 +81,7 @@ def _print_file(out: OutputWriter, file: MigratedFile) -> None:
             out.write_line(f"    note: {note}")
     if file.problem:
         out.write_line(f"{file.path}: {file.problem}", "red")
+
+
+def _format_count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

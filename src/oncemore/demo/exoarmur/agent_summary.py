@@ -150,8 +150,8 @@ def next_steps(demo: ExoarmurScenes, *, keep: bool) -> list[tuple[str, str]]:
     folder, key = demo.folder, demo.agent.compute_key("contain", host=demo.plan.hosts[0])
     store = f"--store {folder}/log.db"
     return [
-        (f"{command} audit {folder}/audit.jsonl --patterns", "the table above"),
-        (f"{command} audit {folder}/audit.jsonl --type retry_exhausted", "operations that gave up"),
+        (f"{command} audit patterns {folder}/audit.jsonl", "the table above"),
+        (f"{command} audit filter {folder}/audit.jsonl --type retry_exhausted", "operations that gave up"),
         (f"{command} runs {store}", "every operation that had a key"),
         (f"{command} explain {key[:12]} {store}", "one containment, attempt by attempt"),
         (f"{command} replay --all {store}", "every decision computed again"),
