@@ -60,7 +60,8 @@ def _print_report(out: OutputWriter, report: MigrationReport, show_diff: bool, w
         _print_file(out, file)
     done = "rewritten" if wrote else "to rewrite"
     out.write_line(
-        f"{_format_count(report.files_read, 'file')} read, {_format_count(report.rewritten, 'call')} of {report.library} {done}, "
+        f"{_format_count(report.files_read, 'file')} read, "
+        f"{_format_count(report.rewritten, 'call')} of {report.library} {done}, "
         f"{report.left_alone} left alone",
         "green" if not report.problems else "red",
     )
