@@ -69,12 +69,13 @@ class OpenPages:
         self.cookies = CookieJar()
         self.opener = build_opener(HTTPCookieProcessor(self.cookies))
         self.reader: subprocess.Popen[str] | None = None
-        while True:
+        # The server prints its link before it listens; the delays grow to about 20 s in all.
+        for attempt in range(12):
             try:
                 self.opener.open(link, timeout=60).read()
                 break
             except OSError:
-                time.sleep(0.05)
+                time.sleep(0.005 * 2**attempt)
 
     def open_streams(self) -> None:
         """Open the streams in a process that does nothing but read them."""

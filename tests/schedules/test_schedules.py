@@ -479,7 +479,7 @@ def test_a_moved_log_gets_no_more_ticks(tmp_path: Path, caplog: pytest.LogCaptur
         schedules = driver.ScheduleDriver(engine, [known_step(report)])
         schedules.submit_due_ticks()
         engine.switches.on(step="other", reason="test", by="operator")
-        update_switches(engine, lambda board: set_log_location(board, "sqlite:////new.db"), {})
+        update_switches(engine, lambda board: set_log_location(board, "sqlite:////new.db"), lambda *known: {})
         clock.advance(60)
         schedules.submit_due_ticks()
         assert list_runs(engine, "report") == []

@@ -75,7 +75,7 @@ def test_two_strategies_of_one_name_are_refused() -> None:
 
 
 def test_the_command_draws_and_gives_the_same_bytes(tmp_path: Path) -> None:
-    words = ("storm", "--clients", "20", "--sizes", "2", "--rounds", "2", "--policy", "standard")
+    words = ("simulate", "storm", "--clients", "20", "--sizes", "2", "--rounds", "2", "--policy", "standard")
     assert run(*words, "--html", "-").stdout == run(*words, "--html", "-").stdout
     report = told(*words)
     assert [one["clients"] for one in report["averages"][:2]] == [10, 20]

@@ -235,7 +235,7 @@ def test_the_log_alone_gives_every_head(engine: oncemore.Engine) -> None:
     found = {}
     for kind, made_of in KINDS.items():
         for head in engine.store.list_heads(HeadQuery(kind, limit=1000)):
-            found[head.entity] = (head.version, head.hash, decode_head(head.head, made_of))
+            found[head.entity] = (head.version, head.hash, decode_head(head.head, made_of), head.seq)
     assert found == rebuilt
     assert {name.partition("/")[0] for name in found} == {"run", "worker", "event", "policy"}
 

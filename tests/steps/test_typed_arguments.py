@@ -121,13 +121,13 @@ def test_another_process_runs_shows_and_replays_what_this_one_submitted(engine: 
 def test_the_command_line_submits_and_reruns_typed_work(engine: oncemore.Engine) -> None:
     work = f"{MODULE}:move_file"
     words = ("source=/srv/a.txt", 'customer={"fullName": "A", "level": 1}', "price=1250", "colour=red")
-    run = run_oncemore("submit", work, *words)
+    run = run_oncemore("runs", "submit", work, *words)
     customer = Customer(fullName="A")
     assert run["key"] == move_file.key(Path("/srv/a.txt"), customer, Money(1250))
     run_oncemore("worker", MODULE, "--drain")
     assert move_file.last_run(Path("/srv/a.txt"), customer, Money(1250)).status == "HARD_FAIL"
     Path("repaired").touch()
-    run_oncemore("rerun", MODULE, "--run", run["run_id"], "--reason", "repaired")
+    run_oncemore("runs", "rerun", MODULE, "--run", run["run_id"], "--reason", "repaired")
     assert move_file(Path("/srv/a.txt"), customer, Money(1250)) == "a.txt A 1250"
 
 

@@ -68,9 +68,6 @@ def test_a_second_cut_is_as_good_as_a_kill(monkeypatch: pytest.MonkeyPatch) -> N
     class Twice:
         twice = True
 
-        def __init__(self, told: bool) -> None:
-            pass
-
         def __enter__(self) -> None:
             raise KeyboardInterrupt
 
