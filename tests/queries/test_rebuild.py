@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import apsw
 import pytest
@@ -129,6 +129,21 @@ def test_a_head_without_entries_is_reported_although_its_kind_is_not_known(path:
     )
     found = rebuild_store(path)
     assert [(one.entity, one.what) for one in found.wrong] == [("other/x", "ahead")]
+
+
+def test_a_head_that_names_the_entry_of_another_entity_is_reported() -> None:
+    with oncemore.open("memory:") as engine:
+        store: Any = engine.store
+
+        @oncemore.step(effect="pure", name="echo")
+        def echo(x: str) -> str:
+            return x
+
+        echo.bind(engine)("a")
+        (head,) = store.list_heads(HeadQuery("run"))
+        store._heads["run/other"] = head._replace(entity="run/other")
+        found = rebuild.rebuild_heads(store)
+        assert [(one.entity, one.what) for one in found.wrong] == [("run/other", "ahead")]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import oncemore
 from oncemore.errors import StoreError
 from oncemore.log.entry_codec import EntryHeader, decode_body, decode_header, encode_entry, hash_entry
-from oncemore.log.record import FORMAT, NOWHERE, RecordChange, RunRecord
+from oncemore.log.record import FORMAT, NOWHERE, RecordChange, RunRecord, apply_header
 from oncemore.log.store import Entry, hash_body
 from oncemore.policy.canonical_json import hash_bytes
 from oncemore.steps.history import RECORDS, export_records, fold_entries, verify_chain
@@ -191,3 +191,9 @@ def test_headers_and_bodies_read_back(entries: list[Entry]) -> None:
         assert decode_header(entry.header).entity == entry.entity
         assert entry.body is not None
         assert isinstance(decode_body(entry.body), dict)
+
+
+def test_a_header_with_an_unknown_field_is_refused_in_a_first_and_in_a_later_entry() -> None:
+    for before in (None, RunRecord()):
+        with pytest.raises(TypeError, match="RunRecord has no field colour"):
+            apply_header(before, {"colour": "blue"})

@@ -219,6 +219,13 @@ def letter(**more: Any) -> dict[str, Any]:
     }
 
 
+def uses_and_reports(content: bytes) -> int:
+    attempt = oncemore.current()
+    attempt.use(content, name="in")
+    attempt.add_usage(energy_kwh=0.5)
+    return len(content)
+
+
 def job(work: Any, *args: Any, **kwargs: Any) -> Any:
     engine = SimpleNamespace(artifact_store=ArtifactStore(None))
     plan = SimpleNamespace(name="work", function=work, artifact="")
@@ -637,3 +644,11 @@ def test_the_child_enters_the_engine_of_its_surroundings_or_refuses_its_steps(
 
     contextvars.Context().run(child)
     assert current_engine() is None
+
+
+def test_inputs_and_usage_of_a_child_reach_its_parent(child: Child) -> None:
+    attempt = parent()
+    assert child.serve(attempt, uses_and_reports, b"abc") == 3
+    assert [edge["name"] for edge in attempt.used] == ["in"]
+    assert attempt.reported is not None
+    assert attempt.reported.kwh == 0.5

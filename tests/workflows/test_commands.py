@@ -69,7 +69,9 @@ def test_an_operator_signals_a_workflow_that_a_worker_continues(
         f"It is waiting for signal 'approved': oncemore workflow signal {row['run_id']} NAME [VALUE]."
         in explained
     )
-    out = run_lines(capsys, "workflow", "signal", row["key"], "approved", '{"limit": 5}', "--id", "t-1", "--by", "clerk")
+    out = run_lines(
+        capsys, "workflow", "signal", row["key"], "approved", '{"limit": 5}', "--id", "t-1", "--by", "clerk"
+    )
     assert out == f"sent 'approved' to order_flow {row['run_id']}\n"
     out = run_lines(capsys, "workflow", "signal", row["run_id"], "approved", "--id", "t-1", code=1)
     assert "has the signal 't-1' already" in out

@@ -191,9 +191,9 @@ def _build_item(engine: Engine, head: Head) -> tuple[QuarantineItem | None, dict
     # The artifact belongs to the item of its held run, and is not listed a second time.
     if is_held(run) and (run_head.body or {}).get("quarantine", {}).get("artifact") == head.entity:
         return None, {}
-    if run is not None:
-        item = item._replace(correlation_id=run.correlation_id, dataset=run.dataset)
-    return item, {}
+    # The key of the run may have been forgotten since.
+    known = ("", "") if run is None else (run.correlation_id, run.dataset)
+    return item._replace(correlation_id=known[0], dataset=known[1]), {}
 
 
 def build_case(engine: Engine, item: QuarantineItem) -> QuarantineCase:

@@ -248,9 +248,7 @@ def run_due_at(run: RunRecord) -> float | None:
 
     A running run has no due time: if it is lost, it is found through its worker, whose lease ends.
     """
-    if run.state in _WAITING_STATES and not run.held_for:
-        return run.not_before
-    return None
+    return run.not_before if run.state in _WAITING_STATES and not run.held_for else None
 
 
 def event_due_at(event: EventRecord) -> float | None:

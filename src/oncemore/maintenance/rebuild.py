@@ -130,11 +130,11 @@ def check_head(store: Store, entity: str, folded: FoldedHead | None) -> tuple[He
 def _read_pages(store: Store, upto: int) -> Iterator[list[Entry]]:
     entries = store.read_entries()
     while page := list(islice(entries, PAGE_SIZE)):
+        # Another process may have appended since the rebuild began.
         if page[-1].seq > upto:
             page = [entry for entry in page if entry.seq <= upto]
-            if not page:
-                return
-        yield page
+        if page:
+            yield page
 
 
 def _list_page_heads(store: Store, after: int, page: list[Entry]) -> Iterator[Head]:
