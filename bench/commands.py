@@ -37,10 +37,10 @@ for x in range(20): double(x)
 print(double.last_run(19).state.run_id)
 """
 #: What needs no store, and what looks at one.
-PLAIN = ("--version", "policy list", "key --operation a --tenant t")
+PLAIN = ("--version", "policy list", "runs key --operation a --tenant t")
 LOOKING = (
-    "runs", "show RUN", "explain RUN", "replay RUN", "tail", "doctor", "health", "quarantine list", "sizes",
-    "verify",
+    "runs", "show RUN", "explain RUN", "replay RUN", "store tail", "store doctor",
+    "store health", "quarantine list", "store sizes", "store verify",
 )  # fmt: skip
 LIMIT = 2.0
 
