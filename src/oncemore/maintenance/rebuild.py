@@ -129,12 +129,9 @@ def check_head(store: Store, entity: str, folded: FoldedHead | None) -> tuple[He
 
 def _read_pages(store: Store, upto: int) -> Iterator[list[Entry]]:
     entries = store.read_entries()
-    while page := list(islice(entries, PAGE_SIZE)):
-        # Another process may have appended since the rebuild began.
-        if page[-1].seq > upto:
-            page = [entry for entry in page if entry.seq <= upto]
-        if page:
-            yield page
+    # Another process may have appended since the rebuild began: a page without older entries is the end.
+    while page := [entry for entry in islice(entries, PAGE_SIZE) if entry.seq <= upto]:
+        yield page
 
 
 def _list_page_heads(store: Store, after: int, page: list[Entry]) -> Iterator[Head]:

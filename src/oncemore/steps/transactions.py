@@ -248,8 +248,7 @@ def decode_commit_record(text: str) -> tuple[dict[str, Any], tuple[Output, ...]]
 def commit_transaction(call: PreparedCall, op: CommitTransaction) -> TransactionOutcome:
     """Commit the user's transaction together with our marker, if the attempt still holds its run."""
     shield = InterruptShield()
-    if call.interrupt is not None:
-        shield.was_interrupted = True
+    shield.was_interrupted = call.interrupt is not None
     try:
         with shield:
             run_script(_commit_script(call, op), DATABASE_OPERATIONS)
