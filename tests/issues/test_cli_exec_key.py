@@ -117,12 +117,12 @@ def test_the_log_shows_a_masked_command_and_a_digest_that_only_its_store_compute
 ) -> None:
     found = []
     for name in ("a.db", "b.db"):
-        _, key = run_exec("--store", name, "--key-from-args", "--", *SAY, "--password=0815")
+        _, key = run_exec("--store", name, "--key-from-args", "--", *SAY, "--password=hunter-0815")
         with oncemore.open(tmp_path / name) as engine:
             bodies = [json.loads(entry.body or b"{}") for entry in engine.store.read_entries(f"run/{key}")]
         arguments = bodies[0]["arguments"]
         assert arguments["command"][-1] == "--password=***"
-        assert "0815" not in json.dumps(bodies)
+        assert "hunter-0815" not in json.dumps(bodies)
         found.append((key, arguments["command_hmac"]))
     assert len({key for key, _ in found}) == len({digest for _, digest in found}) == 2
 
