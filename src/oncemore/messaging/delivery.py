@@ -358,8 +358,11 @@ def change_state(event: EventRecord, state: str, **changes: Any) -> EventRecord:
 # Operators' decisions -------------------------------------------------------------------------------
 
 
-def redeliver_event(event_id: str, reason: str, actor: str) -> Script:
-    """Have a finished event sent again, with all its attempts; record the operator's reason."""
+def redeliver_event(event_id: str, decide: Callable[[LoadedHead], dict[str, Any]]) -> Script:
+    """Have a finished event sent again, with all its attempts; record the operator's decision.
+
+    decide  makes the record of the decision about the event as it was read
+    """
     head = yield LoadHead(f"event/{event_id}")
     if head.record is None:
         raise UsageError(f"there is no event {event_id!r} in this store")
@@ -372,7 +375,7 @@ def redeliver_event(event_id: str, reason: str, actor: str) -> Script:
     if permission.stop:
         raise describe_block(f"the delivery of event {event_id}", permission)
     after = change_state(head.record, "PENDING", reason="redelivered", attempt_count=0, not_before=0.0)
-    body = {"decision": {"action": "redeliver", "reason": reason, "actor": actor}}
+    body = {"decision": decide(head)}
     change = RecordChange(("PENDING", "DECISION"), head.record, after, body)
     if (yield AppendChange(head, change, guards=permission.guards)) is None:
         raise UsageError(f"event {event_id} was changed at the same time; check its state and try again")
