@@ -27,6 +27,7 @@ from oncemore.messaging.delivery_gate import (
     find_delivery_objection,
     find_gated_dataset,
     hold_event,
+    is_held_by_gate,
     is_notification,
 )
 from oncemore.policy.canonical_json import make_event_id, run_seed
@@ -246,7 +247,12 @@ def _ask_permission(event: EventRecord, step: str, dataset: str) -> Script:
     steps = (step,) if step else ()
     # `begins=False`: switches do not stop notifications, a log that has moved does.
     permission: Permission = yield AskPermission(
-        steps, event.tenant, begins=not is_notification(event), datasets=(dataset,) if dataset else ()
+        steps,
+        event.tenant,
+        begins=not is_notification(event),
+        datasets=(dataset,) if dataset else (),
+        # A held event is refused again without a write: a cached block would hold it for ever.
+        reread=is_held_by_gate(event),
     )
     if permission.stop and permission.stop != SWITCH_ON:
         raise describe_block(f"the delivery of event {event.event_id}", permission)

@@ -123,6 +123,8 @@ class AskPermission(NamedTuple):
     steps   the names of its step
     entity  the entity that must be approved; empty if the attempt needs no approval
     begins  False for a submission: a switch does not stop it, a log that has moved does; datasets: their ids
+    reread  read the datasets from the store, for a caller whose refusal writes nothing: an outdated cache is
+            noticed by a write alone
     """
 
     steps: tuple[str, ...]
@@ -131,6 +133,7 @@ class AskPermission(NamedTuple):
     begins: bool = True
     pipeline: str = ""
     datasets: tuple[str, ...] = ()
+    reread: bool = False
 
 
 class Permission(NamedTuple):
