@@ -312,6 +312,26 @@ def test_a_block_during_a_send_lets_it_end_and_holds_the_next(tmp_path: Path) ->
         assert engine.verify().entries
 
 
+def test_a_process_that_refused_a_decision_notices_the_release_by_another(tmp_path: Path) -> None:
+    """A refusal writes nothing, so that no guard tells the process of a dashboard that its cache is old."""
+
+    def ask(item: int) -> int:
+        raise oncemore.NeedsReview("ODD", "look")
+
+    with oncemore.open(tmp_path / "log.db") as engine, oncemore.open(tmp_path / "log.db") as council:
+        engine.datasets.register(DATASET, care_label="Public", reason="first", by="x")
+        step = oncemore.step(effect="idempotent", name="ask", dataset=DATASET)(ask).bind(engine)
+        with pytest.raises(oncemore.Quarantined):
+            step(1)
+        (item,) = engine.quarantine
+        council.datasets.block(DATASET, reason="objection", by="x")
+        for _ in range(2):
+            with pytest.raises(oncemore.NotPermitted, match="is blocked"):
+                engine.quarantine.rerun(item.id, by="x", reason="one more")
+        council.datasets.release(DATASET, reason="settled", by="x")
+        engine.quarantine.rerun(item.id, by="x", reason="one more")
+
+
 def test_the_harness_crashes_between_the_writes() -> None:
     store = CrashingStore()
     with pytest.raises(ProcessCrash):

@@ -93,7 +93,7 @@ def checkpoint(engine: Engine, key: str, copy: str, out: str) -> CommandReport:
     checkpoint or the newest copy in the second place; nothing is signed then. A worker does the same
     regularly if the setting ledger_key is set.
     """
-    from oncemore.governance.checkpoint_copies import replace_file
+    from oncemore._replace_file import replace_file
     from oncemore.governance.checkpoints import load_signer, make_checkpoint
     from oncemore.governance.signed_note import format_vkey
     from oncemore.queries.stores import settings_for
@@ -312,7 +312,7 @@ def prove(engine: Engine, subject: str, since: str, out: str) -> CommandReport:
     `oncemore ledger verify --proof FILE --key PUB`. With --since, it proves instead that the log still
     begins with the entries of an older checkpoint.
     """
-    from oncemore.governance.checkpoint_copies import replace_file
+    from oncemore._replace_file import replace_file
     from oncemore.governance.ledger_proofs import prove_entry, prove_growth
 
     if bool(subject) == bool(since):
