@@ -252,6 +252,12 @@ def authorize_decider(engine: Engine, by: str | None, *, needed: str = OPERATOR)
     return Decider(identity.describe() + remark, identity, signer, roles)
 
 
+def read_decider(engine: Engine) -> Decider:
+    """Return who would decide, without asking for a role: for a preview, which decides nothing."""
+    roles = load_roles(engine)
+    return Decider("") if roles is None else Decider("", read_identity(roles, engine.now()))
+
+
 def find_needed_role(engine: Engine, *datasets: str) -> str:
     """Return the role for decisions about data of some datasets: reviewer if one of them is sensitive."""
     names = sorted(set(datasets) - {""})

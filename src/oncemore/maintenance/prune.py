@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from oncemore._values import Value
 from oncemore.errors import StoreError, UsageError, log_warning
 from oncemore.governance.gate import load_open_review
-from oncemore.governance.identity import authorize_decider, find_needed_role
+from oncemore.governance.identity import Decider, authorize_decider, find_needed_role, read_decider
 from oncemore.governance.log_order import LEAVES_FIELD, LeafPositions, has_checkpoints
 from oncemore.governance.role_model import OPERATOR, REVIEWER
 from oncemore.log.entry_codec import build_write, decode_head, decode_header, read_body
@@ -40,7 +40,6 @@ from oncemore.policy.canonical_json import make_event_id
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from oncemore.governance.identity import Decider
     from oncemore.log.store import Head
     from oncemore.steps.engine import Engine
 
@@ -77,22 +76,23 @@ class PrunableRun(NamedTuple):
 
 
 class PruneCounter:
-    """Counters of one prune.
+    """Counters of one prune or erasure.
 
-    decider  who prunes; None: the preview, which does not ask for a role
+    decider  who prunes; an erasure asks for its role itself
     """
 
-    def __init__(self, decider: Decider | None = None) -> None:
+    def __init__(self, decider: Decider = Decider("")) -> None:  # noqa: B008 - a constant
         self._decider, self._is_permitted = decider, dict[str, bool]()
         self.runs = self.events = self.dropped_keys = self.workers = 0
         self.kept_runs: dict[str, int] = {}
 
     def may_prune(self, engine: Engine, dataset: str) -> bool:
         """Return whether the decider may prune runs of a dataset; each dataset is read once."""
-        if self._decider is None or self._decider.identity is None:
+        if self._decider.identity is None:
             return True
         if dataset not in self._is_permitted:
-            self._is_permitted[dataset] = self._decider.permits(find_needed_role(engine, dataset))
+            is_plain = find_needed_role(engine, dataset) == OPERATOR
+            self._is_permitted[dataset] = is_plain or self._decider.permits(REVIEWER)
         return self._is_permitted[dataset]
 
     def count_kept(self, reason: str) -> None:
@@ -152,7 +152,8 @@ def preview_prune(
     """Return the report that a prune would return, and write nothing."""
     _check_seconds("older_than", older_than)
     _check_seconds("forget_keys_after", forget_keys_after)
-    counter = PruneCounter()
+    # The same runs as the prune itself; a viewer may see what an operator would prune.
+    counter = PruneCounter(read_decider(engine))
     if forget_keys_after is not None:
         before = engine.now() - forget_keys_after
         counter.dropped_keys = sum(

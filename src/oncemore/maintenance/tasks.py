@@ -10,7 +10,7 @@ from __future__ import annotations
 import getpass
 from typing import TYPE_CHECKING, Any
 
-from oncemore.errors import StoreError, UsageError
+from oncemore.errors import StaleDecision, StoreError, UsageError
 from oncemore.log.entry_codec import build_write, decode_head, new_uuid7
 from oncemore.log.record import NOWHERE, LoadedHead, MaintenanceRecord, RecordChange
 from oncemore.log.store import Batch, HeadQuery, Stored
@@ -129,7 +129,10 @@ class MaintenanceTask:
         # A task has one writer. A conflict means that another process took it for abandoned.
         reply = engine.store.append(Batch((write,))).wait()
         if not isinstance(reply, Stored):
-            raise StoreError(f"{self.entity} was written before; start the task again")
+            # A new task has a random name, unless it is that of a presented signature.
+            if self._version == 0:
+                raise StaleDecision(f"nothing was done: {self.entity} exists, the signature was used before")
+            raise StoreError(f"{self.entity} was written by another process; start the task again")
         self._version, self._hash = self._version + 1, write.hash
 
 
