@@ -36,7 +36,7 @@ def create_database(server: str, name: str) -> str:
 def submit_orders(crew: Crew, count: int, seed: str) -> list[list[Any]]:
     """Submit so many runs, ten of them twice; return the orders."""
     chance = random.Random(seed)
-    orders = [[chance.choice(WORK), f"{number}", 0] for number in range(count)]
+    orders: list[list[Any]] = [[chance.choice(WORK), f"{number}", 0] for number in range(count)]
     with oncemore.open(crew.place["store"]):
         keys = [STEPS[step].submit(order, fails).key for step, order, fails in orders]
         again = [STEPS[step].submit(order, fails).key for step, order, fails in orders[:10]]

@@ -136,7 +136,8 @@ def main() -> int:
     options.add_argument("--seed", default=f"{random.SystemRandom().getrandbits(32):08x}")
     asked = options.parse_args()
     print(f"--seed {asked.seed}", flush=True)
-    began, rounds = time.monotonic(), []
+    began = time.monotonic()
+    rounds: list[Round] = []
     with ExitStack() as stack:
         server = stack.enter_context(run_server(asked.store))
         while not rounds or time.monotonic() - began < asked.minutes * 60:
