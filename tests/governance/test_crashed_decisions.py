@@ -106,7 +106,7 @@ def test_a_crash_between_the_writes_of_roles_leaves_whole_changes(key: SigningKe
     assert set(seen) == set(range(len(tables)))
 
 
-def test_a_token_whose_creation_crashed_is_known_only_if_it_was_stored(key: SigningKey) -> None:
+def test_a_crash_during_the_creation_of_a_token_stores_it_whole_or_not_at_all(key: SigningKey) -> None:
     made: list[str] = []
 
     def create(store: CrashingStore) -> None:
