@@ -187,7 +187,10 @@ class KeyReader:
             # The claim has the start of the attempt; the entry that ends it may change the fields.
             self._begun = run
         elif self._begun is not None and run.state != "RUNNING":
-            body = read_body(entry)
+            try:
+                body = read_body(entry, load_cipher())
+            except UsageError:  # encrypted, and the key is missing
+                body = {}
             self._attempts.append(_make_attempt(entry.seq, self._begun, run, header.at, body, self._policies))
             self._begun = None
 

@@ -210,8 +210,14 @@ def export_records(entries: Iterable[Entry], cipher: BodyCipher | None = None) -
     """Yield one record for each mark of runs' entries, each with all ten fields of a transition."""
     # Read twice below: the sequence number is of the entry, and not of its header.
     entries = list(entries)
+    folded = zip(entries, fold_entries(entries, cipher), strict=True)
+    yield from export_folded((entry, header, state, body) for entry, (header, state, body) in folded)
+
+
+def export_folded(rows: Iterable[tuple[Entry, Any, Any, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    """Yield the same records from entries that are folded already: entry, header, record and body."""
     running: set[str] = set()
-    for entry, (header, state, body) in zip(entries, fold_entries(entries, cipher), strict=True):
+    for entry, header, state, body in rows:
         if type(state) is not RunRecord:
             continue
         ends_attempt = state.state != "RUNNING" and header.entity in running
