@@ -160,7 +160,6 @@ class HeadQuery(Value):
     before_seq     only heads whose last entry has a lower sequence number
     head_contains  bytes that occur in the head; the caller checks their meaning
     body_contains  bytes that occur in the body of the last entry; such heads come with that body
-
     by_creation    all heads, about in the order of their first entries, read in pages while the caller
                    iterates: for a pass over the log. No other field counts
     """
