@@ -146,20 +146,10 @@ def read_situation(proof: dict[str, Any]) -> Situation:
     return make(
         Situation,
         (
-            proof["attempt"],
-            Failure(**proof["failure"]),
-            proof["verdict"],
-            inputs["now"],
-            inputs["seed"],
-            inputs["started"],
-            inputs["deadline"],
-            inputs["expected_s"],
-            inputs["tokens"],
-            inputs["hold_until"],
-            inputs["held_for"],
-            None if signals is None else Signals(**signals),
-            inputs.get("readings"),
-            inputs.get("autonomy"),
+            *(proof["attempt"], Failure(**proof["failure"]), proof["verdict"], inputs["now"], inputs["seed"]),
+            *(inputs["started"], inputs["deadline"], inputs["expected_s"], inputs["tokens"]),
+            *(inputs["hold_until"], inputs["held_for"], None if signals is None else Signals(**signals)),
+            *(inputs.get("readings"), inputs.get("autonomy")),
         ),
     )
 

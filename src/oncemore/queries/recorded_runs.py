@@ -76,9 +76,9 @@ def _read_keys(store: Store, wanted: RecordedRunFilter, progress: Progress) -> l
     One pass over the log reads them all. Only the entries of a key that is older than the period are read
     again, from its first one.
     """
-    # find_seq may stop a second early, and entries may be out of order by a moment.
     end, policies = store.wait_for_change(0, 0.0), PolicyLookup(store)
-    # The whole log is the common case, and needs no search.
+    # The whole log, the common case, needs no search. find_seq may stop a second early, and entries may be
+    # out of order by a moment.
     first = find_seq(store, wanted.since) if wanted.since > 0 else 0
     last = find_seq(store, wanted.until + 2.0) if wanted.until < float("inf") else end
     readers: dict[str, KeyReader] = {}
