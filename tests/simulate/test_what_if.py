@@ -71,7 +71,7 @@ def test_a_period_has_whole_runs_although_they_began_before_it_or_ended_after_it
         assert cut_short > 20
 
 
-def test_attempts_whose_bodies_cannot_be_read_are_kept_without_a_decision(tmp_path: Path) -> None:
+def test_attempts_with_unreadable_bodies_are_kept_without_a_decision(tmp_path: Path) -> None:
     with oncemore.open(tmp_path / "log.db", codec=codec) as engine:
         run_all_steps(engine)
     runs = load(tmp_path / "log.db")

@@ -159,13 +159,14 @@ def check_head(store: Store, entity: str, folded: FoldedHead | None) -> tuple[He
 
 def _read_pages(store: Store, upto: int) -> Iterator[list[Entry]]:
     entries = store.read_entries()
-    while page := list(islice(entries, PAGE_SIZE)):
-        if page[-1].seq > upto:
-            # Another process has appended since the rebuild began; a page without older entries is the end.
-            page = [entry for entry in page if entry.seq <= upto]
-            if not page:
-                return
+    # Another process may have appended since the rebuild began: a page without older entries is the end.
+    while page := _drop_newer(list(islice(entries, PAGE_SIZE)), upto):
         yield page
+
+
+def _drop_newer(page: list[Entry], upto: int) -> list[Entry]:
+    """Return the entries of a page up to a number; most pages have no later ones."""
+    return [entry for entry in page if entry.seq <= upto] if page and page[-1].seq > upto else page
 
 
 def _lacks_entry(store: Store, head: Head) -> bool:
