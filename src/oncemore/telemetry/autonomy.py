@@ -9,8 +9,10 @@ Before the claim of an attempt, the script reads the record of the matrix and th
     escalate   the run is held for a person
 
 With a carbon budget, the claim reserves the expected carbon in the record of the matrix, in the same write,
-and the outcome replaces it by the measured one: two workers cannot both take the last part of a budget. An
-attempt that is lost with its process stays reserved, and counts as spent when its run goes on.
+and the outcome replaces it by the measured one: two workers cannot both take the last part of a budget. What
+is expected is the largest attempt so far, so that an attempt larger than all before it may go beyond the cap.
+An attempt that is lost with its process stays reserved, and counts as spent when its run goes on; if nobody
+continues it, its reservation is dropped at the second end of a period.
 """
 
 from __future__ import annotations
