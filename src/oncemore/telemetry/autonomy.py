@@ -40,7 +40,7 @@ from oncemore.telemetry.autonomy_rules import (
     start_period,
 )
 from oncemore.telemetry.energy import build_snapshot
-from oncemore.telemetry.signal_values import NAMES, describe_reading
+from oncemore.telemetry.signal_values import NAMES, NOT_CONFIGURED, describe_reading
 from oncemore.telemetry.surroundings import ReadSignals
 
 if TYPE_CHECKING:
@@ -52,6 +52,11 @@ if TYPE_CHECKING:
     from oncemore.steps.plan import StepPlan
     from oncemore.telemetry.autonomy_rules import StepAutonomy
 
+#: Inputs of a decision about one run; the matrix decides for all runs of a policy, and its proof says so.
+OF_A_RUN: dict[str, Any] = {
+    name: {"unavailable": "a value of one run; the matrix decides for all runs of a policy"}
+    for name in ("energy_kWh", "carbon_kgCO2e", "deadline_at", "sla_ms")
+}
 _MARKS: tuple[Any, ...] = ("AUTONOMY",)
 _DECISION_MARKS: tuple[Any, ...] = ("AUTONOMY", "DECISION")
 
@@ -132,7 +137,12 @@ def _update_level(autonomy: StepAutonomy, now: float) -> Script:
     """Decide the level, and store it with its proof if it has changed; return the head of the matrix."""
     head = yield LoadHead(autonomy.entity, AutonomyRecord)
     readings = yield ReadSignals(now)
-    described = {name: describe_reading(readings[name], now) for name in NAMES if name in readings}
+    described = dict(OF_A_RUN)
+    for name in NAMES:
+        has_source = name in readings
+        described[name] = (
+            describe_reading(readings[name], now) if has_source else {"unavailable": NOT_CONFIGURED}
+        )
     before = head.record or AutonomyRecord(name=autonomy.name)
     after, proof = decide_level(autonomy.rules, before, described, now)
     if after == before:
