@@ -142,9 +142,7 @@ def test_a_crash_anywhere_keeps_the_cap_and_the_rest_is_done_next_month(
     assert crashes > 10
 
 
-def test_runs_that_nobody_continues_do_not_take_a_part_of_every_budget(
-    tmp_path: Path, now: FakeClock
-) -> None:
+def test_abandoned_runs_do_not_take_a_part_of_every_budget(tmp_path: Path, now: FakeClock) -> None:
     report = Report(write_policy(tmp_path, BUDGET))
     store = SharedStore()
     make_process(report.step, 0)(store, None)
