@@ -64,22 +64,24 @@ def is_loop_run(history: RunHistory) -> bool:
 def telemetry_records(history: RunHistory, release: str) -> Iterator[tuple[str, str, str, Record]]:
     """Yield file, section, id and record of each record that the files of a release have of a run."""
     # An attempt that still runs has no outcome yet; the next export has it.
-    ended = [(place, each) for place, each in enumerate(history.attempts, 1) if each.end_record is not None]
-    for position, attempt in ended:
+    ended = [
+        (position, attempt.end_record)
+        for position, attempt in enumerate(history.attempts, 1)
+        if attempt.end_record is not None
+    ]
+    for position, end in ended:
         own = _record_id("attempt", history, position)
-        yield ENERGY, "energy", own, {"record_id": own, **build_energy_record(attempt.end_record)}
-        yield ENERGY, "carbon", own, {"record_id": own, **build_carbon_record(attempt.end_record)}
+        yield ENERGY, "energy", own, {"record_id": own, **build_energy_record(end)}
+        yield ENERGY, "carbon", own, {"record_id": own, **build_carbon_record(end)}
     if is_loop_run(history):
         for position, record in enumerate(history.records):
             own = _record_id("transition", history, position)
             yield PATTERNS, "records", own, {"record_id": own, **{name: record[name] for name in LOOP_FIELDS}}
         return
-    for position, attempt in ended:
+    for position, end in ended:
         own = _record_id("attempt", history, position)
         identity = {"record_id": own, "run_id": history.run.run_id, "is_retry": position > 1}
-        fields = build_retry_record(
-            attempt.end_record, pipeline_id(history), first=history.attempts[0].number
-        )
+        fields = build_retry_record(end, pipeline_id(history), first=history.attempts[0].number)
         yield FOCUS, "records", own, {**identity, **fields}
     if history.ended is not None and history.attempts:
         own = _record_id("operation", history, 0)

@@ -175,6 +175,7 @@ class KeyReader:
         self._begun: RunRecord | None = None
         self._attempts: list[RecordedAttempt] = []
         self._complete_cfg: str | None = None
+        self._pipeline = ""
         self._state_at = self._last_at = 0.0
 
     def add_entry(self, entry: Entry, header: EntryHeader) -> None:
@@ -183,6 +184,8 @@ class KeyReader:
         if before is not None and before.run_id != run.run_id:
             self._end_run(before)
             before = None
+        if before is None:
+            self._pipeline = self._read_body(entry).get("pipeline", "")
         if before is None or before.state != run.state:
             self._state_at = header.at
         self._run, self._last_at = run, header.at
@@ -190,12 +193,16 @@ class KeyReader:
             # The claim has the start of the attempt; the entry that ends it may change the fields.
             self._begun = run
         elif self._begun is not None and run.state != "RUNNING":
-            try:
-                body = read_body(entry, load_cipher())
-            except UsageError:  # encrypted, and the key is missing
-                body = {}
+            body = self._read_body(entry)
             self._attempts.append(_make_attempt(entry.seq, self._begun, run, header.at, body, self._policies))
             self._begun = None
+
+    @staticmethod
+    def _read_body(entry: Entry) -> dict[str, Any]:
+        try:
+            return read_body(entry, load_cipher())
+        except UsageError:  # encrypted, and the key is missing
+            return {}
 
     def list_runs(self) -> list[RecordedRun]:
         """Return the runs of the key, after its last entry."""
@@ -228,6 +235,7 @@ class KeyReader:
             error_class=codes[-1] if codes else "",
             tenant=run.tenant,
             provider=run.provider,
+            pipeline=self._pipeline or run.step,
         )
         self._runs.append(recorded)
         self._attempts, self._begun = [], None

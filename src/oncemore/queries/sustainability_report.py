@@ -8,6 +8,7 @@ from oncemore._values import Value
 from oncemore.queries.report_period import (
     GROUPS,
     AttemptGroup,
+    BudgetUse,
     ReportFigure,
     count_attempts,
     group_attempts,
@@ -32,6 +33,7 @@ class SustainabilityReport(Value):
     groups: dict[str, tuple[AttemptGroup, ...]]
     methods: tuple[tuple[str, int], ...]
     computed_again: tuple[str, ...]
+    budgets: tuple[BudgetUse, ...]
     timeline: tuple[AttemptGroup, ...]
 
 
@@ -53,6 +55,7 @@ def build_sustainability(period: ReportPeriod) -> SustainabilityReport:
         groups={by: group_attempts(period, by) for by in GROUPS},
         methods=tuple(sorted(methods.items())),
         computed_again=tuple(run.run_id for run in list_computed_again(period)),
+        budgets=period.budgets,
         timeline=group_attempts(period, "period"),
     )
 
