@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 from oncemore.errors import StoreError
-from oncemore.log.postgres import writer
+from oncemore.log.database import writer
 from oncemore.log.postgres.store import PostgresStore
 from oncemore.log.store import Batch, Conflict, Stored
 from oncemore.testing.store_contract import append_writes, make_write, read_verified_entries, require_stored
@@ -127,7 +127,7 @@ def test_a_stored_batch_is_recognised_after_later_entries(proxy: Proxy, url: str
     first = cut.append(Batch((nonced(cut, "run/a"),), {"switch/s": 1})).wait()  # the line is open
     assert isinstance(first, Stored)
 
-    original = writer._wait_before_retry
+    original = writer.wait_before_retry
 
     def meddle(tries: int) -> None:
         if tries == 1:
@@ -139,7 +139,7 @@ def test_a_stored_batch_is_recognised_after_later_entries(proxy: Proxy, url: str
         original(tries)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writer, "_wait_before_retry", meddle)
+        patch.setattr(writer, "wait_before_retry", meddle)
         proxy.arm("answer swallowed")
         mine = nonced(cut, "run/a")
         answer = cut.append(Batch((mine,), {"switch/s": 1})).wait()

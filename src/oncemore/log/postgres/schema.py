@@ -24,7 +24,8 @@ from oncemore.errors import StoreError
 from oncemore.log.postgres.connection import psycopg
 
 if TYPE_CHECKING:
-    from oncemore.log.postgres.connection import Connection, PostgresAddress, Rows
+    from oncemore.log.database.connection import Rows
+    from oncemore.log.postgres.connection import Connection, PostgresAddress
 
 #: By format, the file that creates it (the first one) or migrates to it from the previous format. Formats 1
 #: and 2 were never released, and their logs have a format that is not read any more.
