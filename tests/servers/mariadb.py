@@ -66,10 +66,19 @@ class Server:
         program = shutil.which("mariadb-install-db")
         if program is None:
             raise NoMariadb(HOW_TO_GET_ONE)
-        words = ["--no-defaults", f"--datadir={self._home / 'data'}", "--auth-root-authentication-method=normal"]
+        words = [
+            "--no-defaults",
+            f"--datadir={self._home / 'data'}",
+            "--auth-root-authentication-method=normal",
+        ]
         words += ["--skip-test-db", "--skip-name-resolve"]
         made = subprocess.run(
-            [program, *words], user=self._user, cwd=self._home, capture_output=True, text=True, timeout=PATIENCE
+            [program, *words],
+            user=self._user,
+            cwd=self._home,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
         )
         if made.returncode:
             raise NoMariadb(f"mariadb-install-db failed: {(made.stderr or made.stdout).strip()[-500:]}")
@@ -84,7 +93,11 @@ class Server:
         """Start the server, and wait until it accepts connections."""
         program = find_program()
         words = [f"--{name}={value}" for name, value in self._options.items()]
-        words += [f"--datadir={self._home / 'data'}", f"--port={self.port}", f"--socket={self._home / 'socket'}"]
+        words += [
+            f"--datadir={self._home / 'data'}",
+            f"--port={self.port}",
+            f"--socket={self._home / 'socket'}",
+        ]
         words += [f"--init-file={self._init}", f"--pid-file={self._home / 'pid'}"]
         with (self._home / "log").open("ab") as log:
             self.process = subprocess.Popen(

@@ -122,7 +122,7 @@ class DatabaseWriter(Generic[C]):
 
     def _writer_connection(self) -> C:
         if self._connection is None:
-            connection = self._client.open_connection()
+            connection = self._open_writer()
             try:
                 self._prepare_connection(connection)
             except BaseException:
@@ -130,6 +130,10 @@ class DatabaseWriter(Generic[C]):
                 raise
             self._connection = connection
         return self._connection
+
+    def _open_writer(self) -> C:
+        """Open the connection for appends."""
+        return self._client.open_connection()
 
     def _prepare_connection(self, connection: C) -> None:
         """Set up a new connection for appends."""
