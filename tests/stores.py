@@ -4,8 +4,8 @@ A test that is meant for some of them says so:
 
     @pytest.mark.parametrize("store_url", ["sqlite", "postgres"], indirect=True)
 
-The servers of PostgreSQL, MariaDB and NATS are started when a test of a module first needs them; without one, its
-tests are skipped.
+The servers of PostgreSQL, MariaDB and NATS are started when a test of a module first needs them; without
+one, its tests are skipped.
 """
 
 from __future__ import annotations

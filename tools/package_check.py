@@ -38,6 +38,7 @@ IN_SDIST = ("tests/", "docs/")
 #: A statement that uses the part of each extra.
 STATEMENTS = {
     "postgres": "import oncemore.log.postgres.store",
+    "mysql": "import oncemore.log.mysql.store",
     "nats": "import oncemore.log.nats.connection",
     "aws": "from oncemore.messaging.queue_sinks import make_sqs_client as make; "
     "make('https://sqs.eu-west-1.amazonaws.com/1/queue')",

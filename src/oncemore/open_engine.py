@@ -2,6 +2,7 @@
 
     oncemore.open("sqlite:///state/log.db")     a file of this machine; four slashes for an absolute path
     oncemore.open("postgresql://host/database") a server, for several machines
+    oncemore.open("mysql://host/database")      a MySQL or MariaDB server, likewise
     oncemore.open("nats://host/namespace")      a JetStream server or cluster, likewise
     oncemore.open("memory:")                    forgotten with the process; for tests
 

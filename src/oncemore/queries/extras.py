@@ -28,6 +28,7 @@ class OptionalPart(NamedTuple):
 #: The extras for users, as in pyproject.toml; a test compares them. Those for development are left out.
 OPTIONAL_PARTS = (
     OptionalPart("postgres", "psycopg", "a store in PostgreSQL"),
+    OptionalPart("mysql", "PyMySQL", "a store in MySQL or MariaDB"),
     OptionalPart("nats", "nats-py", "a store, events and messages in NATS JetStream"),
     OptionalPart("aws", "boto3", "events and messages in SQS"),
     OptionalPart("http", "httpx2", "an HTTP client for oncemore.http.Transport"),

@@ -79,7 +79,7 @@ def _check_durability(store: Store) -> Iterator[DoctorCheck]:
                 "cannot",
             )
         return
-    # These words come from `describe_store` of the PostgreSQL and NATS stores.
+    # These words come from `describe_store` of the stores on servers.
     is_weak, is_unknown = "power loss can take away" in facts.durable, "unverified" in facts.durable
     advice = "correct this setting on the server" if is_weak else ""
     if is_unknown:

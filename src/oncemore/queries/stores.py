@@ -12,6 +12,7 @@ from pathlib import Path
 
 from oncemore.config import MEMORY, SQLITE, artifact_folder
 from oncemore.errors import StoreError, UsageError
+from oncemore.log.open_store import SERVER_OPENERS, STORE_FORMS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,35 +79,6 @@ def settings_for(url: str | None = None) -> EngineSettings:
     return load_settings(given=("store",))._replace(store=url)
 
 
-def _open_postgres(url: str, *, read_only: bool) -> Store:
-    if read_only:
-        from oncemore.log.postgres.store import ReadOnlyPostgresStore
-
-        return ReadOnlyPostgresStore(url)
-    from oncemore.log.postgres.store import PostgresStore
-
-    return PostgresStore(url)
-
-
-def _open_nats(url: str, *, read_only: bool) -> Store:
-    if read_only:
-        from oncemore.log.nats.store import ReadOnlyNatsStore
-
-        return ReadOnlyNatsStore(url)
-    from oncemore.log.nats.store import NatsStore
-
-    return NatsStore(url)
-
-
-#: Functions that open a store on a server, by the scheme of its URL.
-SERVER_OPENERS = {
-    "postgresql": _open_postgres,
-    "postgres": _open_postgres,
-    "nats": _open_nats,
-    "tls": _open_nats,
-}
-
-
 def store_address(url: str | None = None) -> str:
     """Return the URL of a store: the given one, or the one of the settings."""
     # Loading the settings takes longer than everything else here, so they are loaded only if needed.
@@ -143,10 +115,7 @@ def store_path(url: str) -> Path:
         raise UsageError("memory: is a store inside one process; another process cannot read it")
     if "://" in url and not url.startswith(SQLITE):
         scheme = url.partition("://")[0]
-        raise UsageError(
-            f"{scheme}:// is not a store; use sqlite:///path, postgresql://host/database or "
-            "nats://host/namespace"
-        )
+        raise UsageError(f"{scheme}:// is not a store; use {STORE_FORMS}")
     return Path(url.removeprefix(SQLITE)).expanduser().absolute()
 
 

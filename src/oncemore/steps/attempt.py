@@ -227,7 +227,7 @@ class Attempt:
         """Write to your own tables in the store's database, in the transaction that stores COMMIT.
 
         write  called with the transaction after the function has returned: `tx.execute(sql, values)`. It may
-               take one second, because all other writers wait for it. On SQLite and PostgreSQL only.
+               take one second, because all other writers wait for it. Not on NATS.
         """
         self._check_transactional("on_commit", "transaction", self.mark)
         if not callable(write):

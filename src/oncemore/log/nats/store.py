@@ -105,7 +105,7 @@ class NatsStore:
     def append(self, batch: Batch) -> PendingBatch:
         """Return a ticket for a batch, which is sent when the ticket is waited for."""
         if batch.joined_write is not None:
-            raise UsageError("NATS has no tables; on_commit() needs SQLite or PostgreSQL")
+            raise UsageError("NATS has no tables; on_commit() needs SQLite, PostgreSQL or MySQL")
         messages.check_batch_size(batch)
         self._check_open()
         return PendingBatch(self, batch)

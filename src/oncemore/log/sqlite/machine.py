@@ -58,7 +58,7 @@ def check_local(path: Path, kind: str) -> None:
     if kind.removeprefix("fuse.") in REMOTE:
         raise StoreError(
             f"{path} is on a network file system ({kind}), where SQLite's locks do not hold; use a local "
-            "disk, or postgresql:// or nats:// to share work between machines"
+            "disk, or postgresql://, mysql:// or nats:// to share work between machines"
         )
 
 
