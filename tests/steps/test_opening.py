@@ -227,8 +227,11 @@ def test_whether_somebody_chose_a_store_is_known(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("mysql://host", "mysql:// is not a store; use sqlite:///path, postgresql://host/database, nats://"),
-        ("mysql://ada:hunter2@host/db", "mysql:// is not a store"),
+        (
+            "oracle://host",
+            "oracle:// is not a store; use sqlite:///path, postgresql://host/database, mysql://",
+        ),
+        ("oracle://ada:hunter2@host/db", "oracle:// is not a store"),
         ("sqlite://log.db", "sqlite:// is not a store; use sqlite:///path"),
         ("sqlite:log.db", "sqlite: is not a store; use sqlite:///path"),
         ("memory://", "memory:// is not a store"),

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 LONG = bool(os.environ.get("ONCEMORE_TORTURE"))
 KEYS = int(os.environ.get("ONCEMORE_FLEET_KEYS", "1000" if LONG else "100"))
 WORKERS, KILLS = 4, max(12, KEYS // 10)
-STORES = ("sqlite", "postgresql", "nats")
+STORES = ("sqlite", "postgresql", "mysql", "nats")
 #: What is applied once per key whatever dies: by its key, by asking the outside, by its COMMIT.
 WORK = ("charge", "wire", "announce")
 #: Elsewhere than on SQLite a dead worker is known by its lease alone.
@@ -63,6 +63,8 @@ def address(name: str, request: pytest.FixtureRequest) -> str:
     """Return where a store of this kind is; empty for a file beside everything else."""
     if name == "sqlite":
         return ""
+    if name == "mysql":
+        return str(request.getfixturevalue("mysql_database"))
     if name == "nats":
         return f"{request.getfixturevalue('node')}/fleet"
     url: str = request.getfixturevalue("server")

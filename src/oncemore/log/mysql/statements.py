@@ -26,6 +26,12 @@ def _text(text: str) -> str:
     return f"X'{text.encode().hex()}'"
 
 
+def _float(number: float) -> str:
+    text = repr(number)
+    # The exponent makes it a DOUBLE for the server; without one it would be a DECIMAL, and rounded.
+    return text if "e" in text else f"{text}e0"
+
+
 def write_values(write: EntryWrite) -> str:
     """Return the values of a write, in the order of the parameters of `put`."""
     entity, expect, header, body, own_hash, head, index = write
@@ -33,8 +39,7 @@ def write_values(write: EntryWrite) -> str:
     return ",".join(
         (
             *(_text(entity), str(expect), _hex(own_hash), _hex(header), _hex(body), _hex(head)),
-            # The exponent makes it a DOUBLE for the server; without one it would be a DECIMAL, and rounded.
-            *(_text(kind), _text(state), "null" if due is None else f"{due!r}e0"),
+            *(_text(kind), _text(state), "null" if due is None else _float(due)),
             *(_text(step), _text(worker), _text(dataset)),
         )
     )

@@ -31,9 +31,10 @@ from __future__ import annotations
 
 import threading
 import time
+from math import isfinite
 from typing import TYPE_CHECKING
 
-from oncemore.errors import StoreError
+from oncemore.errors import StoreError, UsageError
 from oncemore.log.database.queries import QueryDialect, row_to_head
 from oncemore.log.database.store import DatabaseStore, open_stores
 from oncemore.log.mysql import schema
@@ -108,8 +109,10 @@ class MysqlStore(DatabaseStore["Connection"]):
     def append(self, batch: Batch) -> PendingBatch:
         """Submit a batch; waiting for the ticket commits it."""
         for write in batch.writes:
-            kind, state, _, *names = write.by
+            kind, state, due, *names = write.by
             check_names((), names, (kind, state))
+            if due is not None and not isfinite(due):
+                raise UsageError(f"{write.entity} is due at {due}, and MySQL cannot store it")
         return super().append(batch)
 
     def _max_group_bytes(self) -> int:
