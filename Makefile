@@ -9,7 +9,7 @@ RELEASE := .venv-release
 DOCS := .venv-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench torture engines requirements browser docs build reproducible package-check sbom supply-chain advisories release-check lock clean
+.PHONY: help demo test check bench torture engines requirements servers browser docs build reproducible package-check sbom supply-chain advisories release-check lock clean
 
 help:
 	@echo "make demo          see it work: a pipeline is killed and finishes, others count (half a minute)"
@@ -19,7 +19,7 @@ help:
 	@echo "make torture       long property campaigns"
 	@echo "make engines       steps inside Celery, Dramatiq, Dask, Ray, Prefect, Dagster (installs them apart)"
 	@echo "make requirements  which requirements the last test run showed"
-	@echo "make browser       install Debian's chromium, with which the dashboard is tested"
+	@echo "make servers       install Debian's chromium, MariaDB and RabbitMQ, which tests start"
 	@echo "make docs          the site of the documentation, in build/site/"
 	@echo "make build         the wheel and the source archive, in dist/"
 	@echo "make reproducible  build the last commit twice and compare the bytes"
@@ -59,17 +59,27 @@ $(BIN)/python:
 demo: $(VENV)/.demo
 	@$(BIN)/oncemore demo $(if $(CARELESS),--careless)
 
-# The tests of the dashboard look at it in a real browser. Where it cannot be installed they are skipped, and
-# say so, so that this never fails.
-browser:
-	@command -v chromium chromium-browser google-chrome >/dev/null 2>&1 || \
+# Programs that tests start, and the Debian packages that have them: a browser for the dashboard, servers for a store
+# and for messages. Tests of one that is missing are skipped, and say so, so that this never fails. The packages
+# of MariaDB are those without a service.
+SERVERS := chromium:chromium mariadbd:mariadb-server-core my_print_defaults:mariadb-client-core \
+	rabbitmq-server:rabbitmq-server
+servers:
+	@missing=; for pair in $(SERVERS); do \
+	  PATH="$$PATH:/usr/sbin" command -v $${pair%%:*} >/dev/null 2>&1 || missing="$$missing $${pair##*:}"; \
+	done; \
+	[ -z "$$missing" ] || \
 	if command -v apt-get >/dev/null 2>&1 && { [ "$$(id -u)" = 0 ] || sudo -n true 2>/dev/null; }; then \
-	  as=; [ "$$(id -u)" = 0 ] || as=sudo; echo "installing chromium for the tests of the dashboard"; \
+	  as=; [ "$$(id -u)" = 0 ] || as=sudo; echo "installing for the tests:$$missing"; \
 	  $$as apt-get update -qq >/dev/null 2>&1; \
-	  $$as apt-get install -y -qq chromium >/dev/null 2>&1 || echo "chromium could not be installed"; \
-	else echo "no chromium: the tests of the dashboard in a browser are skipped (apt install chromium)"; fi
+	  for package in $$missing; do \
+	    $$as apt-get install -y -qq $$package >/dev/null 2>&1 || echo "$$package could not be installed"; \
+	  done; \
+	else echo "tests are skipped that need what is missing: apt install$$missing"; fi
 
-test: $(VENV)/.dev browser
+browser: servers
+
+test: $(VENV)/.dev servers
 	@$(BIN)/python tools/run_tests.py
 
 check: $(VENV)/.dev

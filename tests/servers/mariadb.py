@@ -145,10 +145,10 @@ MEMORY_DISK = Path("/dev/shm")  # noqa: S108
 
 
 @contextlib.contextmanager
-def server(**options: str) -> Iterator[Server]:
+def server(*, on_disk: bool = False, **options: str) -> Iterator[Server]:
     """Give a running server of our own, with these options."""
     find_program()
-    folder = str(MEMORY_DISK) if os.access(MEMORY_DISK, os.W_OK) else None
+    folder = str(MEMORY_DISK) if os.access(MEMORY_DISK, os.W_OK) and not on_disk else None
     with tempfile.TemporaryDirectory(prefix="oncemore-my-", dir=folder, ignore_cleanup_errors=True) as name:
         made = Server(Path(name), **options)
         made.start()

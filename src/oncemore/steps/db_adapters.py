@@ -242,8 +242,8 @@ def adapt_connection(connection: Any) -> DatabaseAdapter:
         if connection_class is not None and isinstance(connection, connection_class):
             return make_adapter(connection)
     raise UsageError(
-        "current().transaction() takes a connection of sqlite3, apsw, psycopg, PyMySQL, SQLAlchemy or Django; "
-        f"a {type(connection).__module__}.{type(connection).__qualname__} is none of them"
+        "current().transaction() takes a connection of sqlite3, apsw, psycopg, PyMySQL, SQLAlchemy or "
+        f"Django; a {type(connection).__module__}.{type(connection).__qualname__} is none of them"
     )
 
 

@@ -55,8 +55,8 @@ RAISE = (
 LOOK = f"SELECT fence, applied, result FROM {TABLE} WHERE step = ? AND key = ?"  # noqa: S608
 MARK = f"UPDATE {TABLE} SET applied = 1, result = ? WHERE step = ? AND key = ? AND fence = ? AND applied = 0"  # noqa: S608
 
-#: The same for MySQL, where `key` is a reserved word, TEXT ends at 64 KB, comparisons of text ignore case, and
-#: another engine than InnoDB would have no transactions.
+#: The same for MySQL, where `key` is a reserved word, TEXT ends at 64 KB, comparisons of text ignore case,
+#: and another engine than InnoDB would have no transactions.
 MYSQL_STATEMENTS = {
     CREATE: (
         f"CREATE TABLE IF NOT EXISTS {TABLE}(step VARBINARY(800) NOT NULL, `key` VARBINARY(64) NOT NULL, "

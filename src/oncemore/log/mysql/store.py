@@ -32,7 +32,8 @@ from __future__ import annotations
 import threading
 import time
 from math import isfinite
-from typing import TYPE_CHECKING
+from sys import float_info
+from typing import TYPE_CHECKING, Any
 
 from oncemore.errors import StoreError, UsageError
 from oncemore.log.database.queries import QueryDialect, row_to_head
@@ -45,10 +46,12 @@ from oncemore.log.mysql.writer import MysqlWriter
 from oncemore.log.read_only import ReadOnlyMixin
 
 if TYPE_CHECKING:
+    from oncemore.log.database.connection import Rows
     from oncemore.log.group_commit import PendingBatch
     from oncemore.log.mysql.connection import Connection, MysqlServer
     from oncemore.log.store import Batch, Head, MaintenanceStore
 
+MAX_FLOAT = float_info.max
 #: Interval at which a waiting reader polls the log: at first, and at most.
 MIN_POLL_S, MAX_POLL_S = 0.02, 0.25
 #: Statements that limit the time of later statements, by product; {s} in seconds, {ms} in milliseconds.
@@ -105,6 +108,14 @@ class MysqlStore(DatabaseStore["Connection"]):
     def check_text(self, *names: str) -> None:
         """Refuse names that no column of our tables can hold."""
         check_names(names)
+
+    def query_rows(self, sql: str, values: tuple[Any, ...] = ()) -> Rows:
+        """Return the rows of a statement that is safe to repeat."""
+        # MySQL has no infinity: in a comparison the largest number means the same.
+        finite = (
+            max(min(value, MAX_FLOAT), -MAX_FLOAT) if type(value) is float else value for value in values
+        )
+        return super().query_rows(sql, tuple(finite))
 
     def append(self, batch: Batch) -> PendingBatch:
         """Submit a batch; waiting for the ticket commits it."""
