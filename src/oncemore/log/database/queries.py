@@ -10,7 +10,7 @@ from oncemore.log.record import NOWHERE
 from oncemore.log.store import Entry, Head, HeadIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from oncemore.log.database.connection import Rows
     from oncemore.log.store import HeadQuery
@@ -22,8 +22,8 @@ HEAD_COLUMNS = (
 TEXT_COLUMNS = frozenset(("entity", "kind", "state", "step", "worker", "dataset"))
 #: Number of last entries that are searched before all heads are.
 RECENT_ENTRIES = 20_000
-#: Entries that are read at a time.
-PAGE = 500
+#: Entries that are read at a time, and heads when all are.
+PAGE, HEAD_PAGE = 500, 500
 
 
 class QueryDialect(Value):
@@ -45,6 +45,24 @@ class QueryDialect(Value):
 
 
 _BODY = "(select body from {log} own where own.entity = h.entity and own.version = h.version)"
+
+
+def read_all_heads(read: Callable[..., Rows], dialect: QueryDialect) -> Iterator[Rows]:
+    """Yield pages of the rows of all heads in the order of their first entries; `read` runs a statement."""
+    after, columns = 0, dialect.select_columns("h")
+    # A head has no number of its own, so the log gives the order.
+    sql = (
+        f"select {columns}, l.seq from {{log}} l join {{head}} h on h.entity = l.entity "  # noqa: S608
+        f"where l.version = 1 and l.seq > %s order by l.seq limit {HEAD_PAGE}"
+    )
+    while rows := read(sql, (after,)):
+        yield [row[:-1] for row in rows]
+        after = rows[-1][-1]
+    # Heads without a first entry are wrong, which is for the caller to find.
+    yield read(
+        f"select {columns} from {{head}} h where not exists "  # noqa: S608
+        "(select 1 from {log} l where l.entity = h.entity and l.version = 1)"
+    )
 
 
 def read_head_rows(

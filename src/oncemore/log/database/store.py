@@ -20,7 +20,7 @@ from oncemore.log.group_commit import GroupCommit
 from oncemore.log.store import Stored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from oncemore.log.database.connection import DatabaseClient, Rows
     from oncemore.log.database.writer import DatabaseWriter
@@ -141,10 +141,16 @@ class DatabaseStore(Generic[C]):
 
     def list_heads(self, query: HeadQuery) -> Iterator[Head]:
         """Return the heads that match a query."""
+        if query.by_creation:
+            return self._read_heads(queries.read_all_heads(self.query_rows, self.dialect))
+        # Read at once, so that an invalid query fails here and not at the first head.
         rows = queries.read_head_rows(query, self.query_rows, self.dialect, self.check_text)
-        if rows:
-            self._confirm_seq(max(row[10] for row in rows))
-        return map(queries.row_to_head, rows)
+        return self._read_heads((rows,))
+
+    def _read_heads(self, pages: Iterable[Rows]) -> Iterator[Head]:
+        for rows in pages:
+            self._confirm_seq(max((row[10] for row in rows), default=0))
+            yield from map(queries.row_to_head, rows)
 
     def read_entries(self, entity: str | None = None, after: int = 0) -> Iterator[Entry]:
         """Return entries in order; of all entities only up to `_last_seq`."""
