@@ -69,15 +69,11 @@ def run_server(store: str) -> Iterator[Server]:
     elif store == "mysql":
         with mariadb.server(on_disk=True) as server:
 
-            def restart_server() -> None:
-                server.kill()
-                server.start()
-
             def new_database(name: str) -> str:
                 mariadb.create_database(server.url, name)
                 return f"{server.url}/{name}"
 
-            yield Server(new_database, restart_server)
+            yield Server(new_database)
     else:
         with nats.node() as node:
 

@@ -75,16 +75,14 @@ class DatabaseClient(Protocol[C]):
 class DatabaseServer(Value):
     """A checked server.
 
-    engine         its name and version, and the driver
-    weaknesses     settings that weaken its durability
-    lacks_standby  whether no other server has every acknowledged commit
-    notes          other facts that an operator should know
+    engine      its name and version, and the driver
+    weaknesses  settings that weaken its durability
+    notes       other facts that an operator should know
     """
 
     engine: str
     weaknesses: tuple[str, ...]
-    lacks_standby: bool
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
 
 
 class ReadConnectionPool(Generic[C]):

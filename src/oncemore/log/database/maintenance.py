@@ -52,16 +52,11 @@ class DatabaseMaintenance(FilelessMaintenance, Generic[C]):
             "power loss too, if its disk honours flushes"
         )
         weak = f"power loss can take away acknowledged entries: {', '.join(server.weaknesses)}"
-        no_standby = "no synchronous standby: a failover to a replica can lose the last acknowledged entries"
         return StoreFacts(
             self._store.display_name + self.own_option.format(**self._table_names),
             server.engine,
             weak if server.weaknesses else safe,
-            (
-                *((weak,) if server.weaknesses else ()),
-                *((no_standby,) if server.lacks_standby else ()),
-                *server.notes,
-            ),
+            (*((weak,) if server.weaknesses else ()), *server.notes),
         )
 
     def _measure_tables(self) -> int:

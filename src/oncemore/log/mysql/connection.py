@@ -52,6 +52,9 @@ OLDEST_SERVERS = {"MariaDB": (10, 6), "MySQL": (8, 0)}
 MAX_ENTITY_BYTES, MAX_NAME_BYTES, MAX_KIND_BYTES = 2000, 1000, 100
 #: Time limits of a reply, in seconds: of an append, and of a read, which may sort a million heads.
 WRITE_TIMEOUT_S, READ_TIMEOUT_S = 60, 600
+NO_REPLICA = "no semi-synchronous replica: a failover can lose the last acknowledged entries"
+NOT_TESTED = "the tests of oncemore run with MariaDB, and were never run with MySQL"
+
 #: Prefix of the names of our tables, unless an address names another one.
 PREFIX = "oncemore"
 #: Options of an address; `prefix` and `owner` are ours, the rest are for the driver.
@@ -270,13 +273,15 @@ def check_server(client: MysqlClient, connection: Connection) -> MysqlServer:
         raise StoreError(
             f"{shown} is a node of a Galera cluster, which is not supported; use a single server"
         )
-    semi_sync = {"rpl_semi_sync_master_enabled", "rpl_semi_sync_source_enabled"}
-    is_tested = product == "MariaDB"
+    is_replicated = any(
+        settings.get(name) == "on"
+        for name in ("rpl_semi_sync_master_enabled", "rpl_semi_sync_source_enabled")
+    )
     facts = DatabaseServer(
-        f"{product} {version.split('-')[0]} (PyMySQL {pymysql.__version__})",
+        # Not `__version__`, which is the version of MySQLdb that PyMySQL can replace.
+        f"{product} {version.split('-')[0]} (PyMySQL {pymysql.VERSION_STRING})",
         find_weaknesses(settings),
-        all(settings.get(name) != "on" for name in semi_sync),
-        () if is_tested else ("the tests of oncemore run with MariaDB; nobody has run them with MySQL",),
+        (*(() if is_replicated else (NO_REPLICA,)), *(() if product == "MariaDB" else (NOT_TESTED,))),
     )
     return MysqlServer(facts, int(settings["max_allowed_packet"]))
 

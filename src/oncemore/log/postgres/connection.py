@@ -62,6 +62,8 @@ MAX_CONNECTIONS = READERS + 4
 #: Limit of bytes of a name: an index row of PostgreSQL holds 2,704.
 MAX_NAME_BYTES = 2000
 
+NO_STANDBY = "no synchronous standby: a failover to a replica can lose the last acknowledged entries"
+
 #: Schema of the tables, unless an address names another one.
 SCHEMA = "oncemore"
 #: Options of an address that are not the driver's: the schema, and a role that is trusted to own it.
@@ -165,7 +167,7 @@ def check_server(where: PostgresAddress, connection: Connection) -> DatabaseServ
     unsafe = (("fsync", "off"), ("full_page_writes", "off"), ("data_sync_retry", "on"))
     weaknesses = tuple(f"{name}={bad}" for name, bad in unsafe if settings[name] == bad)
     engine = f"PostgreSQL {version.split(' ')[0]} (psycopg {psycopg.__version__})"
-    return DatabaseServer(engine, weaknesses, not settings["synchronous_standby_names"])
+    return DatabaseServer(engine, weaknesses, () if settings["synchronous_standby_names"] else (NO_STANDBY,))
 
 
 def close_connection(connection: Connection | None) -> None:
