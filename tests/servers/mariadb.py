@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import pwd
 import shutil
 import signal
 import socket
@@ -20,6 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tests.servers.processes import free_port, unprivileged_uid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,9 +51,9 @@ class Server:
     """A server in a directory of its own, which can be killed and started again on the same data."""
 
     def __init__(self, home: Path, **options: str) -> None:
-        self._home, self._user = home, _unprivileged()
+        self._home, self._user = home, unprivileged_uid("mysql", "nobody")
         self._options = {**OPTIONS, **{name.replace("_", "-"): value for name, value in options.items()}}
-        self.port = _free_port()
+        self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
         if self._user is not None:
             os.chown(home, self._user, -1)
@@ -203,19 +204,3 @@ def end() -> None:
 
 _shared: list[tuple[contextlib.ExitStack, str]] = []
 _names = itertools.count(1)
-
-
-def _unprivileged() -> int | None:
-    if os.geteuid() != 0:
-        return None
-    for name in ("mysql", "nobody"):
-        with contextlib.suppress(KeyError):
-            return pwd.getpwnam(name).pw_uid
-    raise NoMariadb("root may not run MariaDB, and there is no unprivileged user to run it as")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -107,7 +107,7 @@ class MysqlWriter(DatabaseWriter["Connection"]):
                 found: list[Stored | str] = [statements.compared_entities(batch)[int(missed) - 1][0]]
                 self._execute(f"rollback;{_END_JOINED}")
                 return found
-            run_joined_write(self._mysql, self._writer_connection(), self.limit_sql, batch.joined_write)
+            run_joined_write(self._writer_connection(), self.limit_sql, batch.joined_write)
             end = (
                 self.limit_sql.format(s=0, ms=0),
                 *statements.call_puts(prefix, batch),
