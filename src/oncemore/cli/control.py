@@ -232,10 +232,15 @@ def signal(
 
 @store_command("approvals", "oncemore control approvals\noncemore control approvals --json")
 def list_approvals(engine: Engine) -> CommandReport:
-    """List the runs that need an approval, and the approvals."""
-    waiting, given = engine.approvals.list_waiting(), engine.approvals.list()
+    """List the runs that need an approval, and the approvals.
+
+    Runs that the autonomy matrix has paused are listed too: an approval lets one begin before the pause ends.
+    """
+    waiting, paused = engine.approvals.list_waiting(), engine.approvals.list_paused()
+    given = engine.approvals.list()
     return CommandReport(
-        {"waiting": waiting, "approvals": given}, lambda out: _print_approvals(out, waiting, given)
+        {"waiting": waiting, "paused": paused, "approvals": given},
+        lambda out: _print_approvals(out, (*waiting, *paused), given),
     )
 
 
