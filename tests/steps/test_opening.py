@@ -16,6 +16,7 @@ from oncemore.config import load_settings
 from oncemore.log.entry_codec import decode_head
 from oncemore.log.record import WorkerRecord
 from oncemore.log.store import HeadQuery
+from oncemore.queries.stores import open_read_only
 from oncemore.steps.entered_engine import current_engine
 from tests.steps.colours import Busy, Turns, made
 
@@ -222,6 +223,15 @@ def test_whether_somebody_chose_a_store_is_known(tmp_path: Path, monkeypatch: py
 
 
 # What can be opened ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["nats", "mysql", "postgresql"])
+def test_a_file_may_have_the_name_of_a_scheme(name: str, tmp_path: Path) -> None:
+    with oncemore.open(name) as engine:
+        assert engine.url == f"sqlite:///{tmp_path / name}"
+        assert engine.now() > 0
+    with open_read_only(name) as store:
+        assert store.load_head("run/none") is None
 
 
 @pytest.mark.parametrize(

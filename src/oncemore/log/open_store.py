@@ -38,7 +38,7 @@ def make_store_opener(url: str) -> tuple[Callable[[], Store], str]:
 
         memory = PersistentMemoryStore()
         return lambda: memory, MEMORY
-    open_server = SERVER_OPENERS.get(url.partition("://")[0])
+    open_server = find_server_opener(url)
     if open_server is _open_nats:
         from oncemore.log.nats.address import parse_address
 
@@ -125,5 +125,13 @@ SERVER_OPENERS: dict[str, ServerOpener] = {
     **dict.fromkeys(("mysql", "mariadb"), _open_mysql),
     **dict.fromkeys(("nats", "tls"), _open_nats),
 }
+
+
+def find_server_opener(url: str) -> ServerOpener | None:
+    """Return the function that opens a store on a server; None for a file, whatever its name is."""
+    scheme, separator, _ = url.partition("://")
+    return SERVER_OPENERS.get(scheme) if separator else None
+
+
 #: The addresses of stores that several processes can open, for messages.
 STORE_FORMS = "sqlite:///path, postgresql://host/database, mysql://host/database or nats://host/namespace"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from oncemore.config import MEMORY, SQLITE, artifact_folder
 from oncemore.errors import StoreError, UsageError
-from oncemore.log.open_store import SERVER_OPENERS, STORE_FORMS
+from oncemore.log.open_store import STORE_FORMS, find_server_opener
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def open_for_repair(url: str | None = None) -> Iterator[Store]:
     address = store_address(url)
     # Opening for writing would create a missing store; opening for reading refuses it.
     _open_read_only_store(address).close()
-    open_server = SERVER_OPENERS.get(address.partition("://")[0])
+    open_server = find_server_opener(address)
     if open_server is not None:
         opened = open_server(address, read_only=False)
     else:
@@ -120,7 +120,7 @@ def store_path(url: str) -> Path:
 
 
 def _open_read_only_store(url: str) -> Store:
-    open_server = SERVER_OPENERS.get(url.partition("://")[0])
+    open_server = find_server_opener(url)
     if open_server is not None:
         return open_server(url, read_only=True)
     path = store_path(url)
@@ -146,7 +146,7 @@ def folder_of(url: str | None = None) -> FolderBackend | None:
     from oncemore.artifacts.backends import FolderBackend
 
     settings = settings_for(url)
-    is_file = settings.store.partition("://")[0] not in SERVER_OPENERS and settings.store != MEMORY
+    is_file = find_server_opener(settings.store) is None and settings.store != MEMORY
     store = f"{SQLITE}{store_path(settings.store)}" if is_file else settings.store
     path = artifact_folder(store, settings.artifacts)
     return None if path is None else FolderBackend(path)
