@@ -12,6 +12,7 @@ import socket
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
 
 import pytest
 import uvicorn
@@ -20,6 +21,7 @@ from starlette.testclient import TestClient
 import oncemore
 from oncemore.cli.dashboard import _end_streams_before
 from oncemore.dashboard import DashboardUser, create_app
+from oncemore.log.store import HeadQuery
 from tests.dashboard.sample_store import SampleRuns, fill_store
 from tests.fixtures import _isolated
 
@@ -49,6 +51,22 @@ class ServedDashboard(NamedTuple):
     app: Dashboard
     url: str
     runs: SampleRuns
+
+
+def list_paths(served: ServedDashboard) -> list[str]:
+    """Return the address of one page of every kind."""
+    runs, engine = served.runs, served.app.engine
+    item = next(item for item in engine.quarantine.list() if item.id == runs.unknown)
+    breaker = next(iter(engine.store.list_heads(HeadQuery("breaker")))).entity.partition("/")[2]
+    return [
+        *("/", "/runs", "/runs?state=HARD_FAIL&since=1h", "/runs?step=nothing", "/review", "/limits"),
+        *("/review?show=acknowledged", "/schedules", "/policies", "/policies?a=kfm-loop&b=kfm-rules"),
+        *("/energy?base_since=2d&base_until=1d", "/what-if", "/what-if?policy=kfm-loop"),
+        *("/policies/kfm-loop", "/ledger", "/categories", f"/limits/{quote(breaker, safe='')}"),
+        *(f"/runs/{run}" for run in (runs.complete, runs.retried, runs.failed, runs.unknown, runs.workflow)),
+        f"/review/{item.entity}",
+        f"/escalations/{runs.escalation}",
+    ]
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from urllib.error import HTTPError
 import pytest
 
 import oncemore
-from tests.dashboard.conftest import OPERATOR, REVIEWER, VIEWER, ServedDashboard
+from tests.dashboard.conftest import OPERATOR, REVIEWER, VIEWER, ServedDashboard, list_paths
 from tests.dashboard.sample_store import HOSTILE_TEXTS
 
 if TYPE_CHECKING:
@@ -20,30 +20,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
     OpenPage = Callable[..., Page]
-
-
-def list_paths(served: ServedDashboard) -> list[str]:
-    """Return the address of one page of every kind."""
-    runs, engine = served.runs, served.app.engine
-    item = next(item for item in engine.quarantine.list() if item.id == runs.unknown)
-    breaker = next(iter(served.app.engine.store.list_heads(_breakers()))).entity.partition("/")[2]
-    from urllib.parse import quote
-
-    return [
-        *("/", "/runs", "/runs?state=HARD_FAIL&since=1h", "/runs?step=nothing", "/review", "/limits"),
-        *("/review?show=acknowledged", "/schedules", "/policies", "/policies?a=kfm-loop&b=kfm-rules"),
-        *("/energy?base_since=2d&base_until=1d", "/what-if", "/what-if?policy=kfm-loop"),
-        *("/policies/kfm-loop", "/ledger", "/categories", f"/limits/{quote(breaker, safe='')}"),
-        *(f"/runs/{run}" for run in (runs.complete, runs.retried, runs.failed, runs.unknown, runs.workflow)),
-        f"/review/{item.entity}",
-        f"/escalations/{runs.escalation}",
-    ]
-
-
-def _breakers() -> Any:
-    from oncemore.log.store import HeadQuery
-
-    return HeadQuery("breaker")
 
 
 def read_axe() -> str:
