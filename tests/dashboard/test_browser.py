@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from email.message import Message
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.error import HTTPError
 
 import pytest

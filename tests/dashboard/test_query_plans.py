@@ -1,7 +1,7 @@
 """Every page and every list of the API finds its heads by an index, on SQLite and on PostgreSQL.
 
-The statements that a request runs are recorded, and the database is asked for the plan of each. So the time of
-a page does not depend on the number of runs; `tests/torture/test_million_runs.py` measures it.
+The statements that a request runs are recorded, and the database is asked for the plan of each. So the time
+of a page does not depend on the number of runs; `tests/torture/test_million_runs.py` measures it.
 """
 
 from __future__ import annotations

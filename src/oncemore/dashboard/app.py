@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from oncemore._values import Value
 from oncemore._version import __version__
 from oncemore.dashboard.actions import ACTIONS, perform_action
 from oncemore.dashboard.api import build_api_routes
+from oncemore.dashboard.background import BackgroundTasks
 from oncemore.dashboard.feed import KEEP_ALIVE, MAX_STREAMS, LiveFeed, encode_event, find_changed_regions
 from oncemore.dashboard.formats import FILTERS
 from oncemore.dashboard.guard import RequestGuard, build_cookie, route_path
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from oncemore.dashboard.guard import RequestAccess
-    from oncemore.queries.ledger import LedgerVerdict, RecordedDecision
+    from oncemore.queries.ledger import RecordedDecision
     from oncemore.steps.engine import Engine
 
 FOLDER = Path(__file__).parent
@@ -78,8 +80,7 @@ class Dashboard:
         self.sessions = SessionTable()
         # Stands for the form token in pages that several streams share; random, so that no data contains it.
         self._token_place = secrets.token_urlsafe(32)
-        #: The result of the last verification of the ledger; None before the first one.
-        self.ledger_check: LedgerVerdict | None = None
+        self.tasks = BackgroundTasks()
         self._templates = Environment(
             loader=FileSystemLoader(FOLDER / "templates"),
             # Every value is escaped, in every template.
@@ -103,7 +104,17 @@ class Dashboard:
     @cached_property
     def feed(self) -> LiveFeed:
         """The waiter on the store, shared by all streams."""
-        return LiveFeed(lambda after, timeout: self.engine.store.wait_for_change(after, timeout))
+        return LiveFeed(self._wait_for_change)
+
+    def _wait_for_change(self, after: int, timeout: float) -> int:
+        """Wait until the log or a computation has changed; return the last seq of the log."""
+        ends_at, tasks = time.monotonic() + timeout, self.tasks.change_number
+        while True:
+            # In slices: the store does not know about computations of this process.
+            left = ends_at - time.monotonic()
+            last_seq = self.engine.store.wait_for_change(after, max(0.0, min(1.0, left)))
+            if last_seq > after or left <= 1.0 or self.tasks.change_number != tasks:
+                return last_seq
 
     @cached_property
     def _decisions(self) -> DecisionList:

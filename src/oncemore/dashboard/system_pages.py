@@ -143,14 +143,15 @@ def load_policy(view: PageView) -> PageValues:
 
 
 def load_ledger(view: PageView) -> PageValues:
-    """Return the checkpoints of the log and, if asked for, the result of verifying it."""
+    """Return the checkpoints of the log and, if asked for, the progress or the result of verifying it."""
+    from oncemore.dashboard.actions import VERIFICATION
     from oncemore.queries.ledger import list_checkpoints
 
     engine = view.dashboard.engine
     return {
         "checkpoints": list_checkpoints(engine)[::-1][:MAX_ITEMS],
         "last_seq": engine.store.wait_for_change(0, 0.0),
-        "check": view.dashboard.ledger_check,
+        "check": view.dashboard.tasks.find_report(VERIFICATION),
         "decisions": view.dashboard.list_decisions(),
     }
 

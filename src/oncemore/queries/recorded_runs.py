@@ -55,6 +55,7 @@ class RecordedRunFilter(Value):
     policy: str = ""
     priority: str = ""
     tenant: str = ""
+    pipeline: str = ""
 
 
 def load_recorded_runs(
@@ -84,6 +85,7 @@ def _matches_filter(run: RecordedRun, wanted: RecordedRunFilter) -> bool:
         and wanted.step in ("", run.step)
         and wanted.priority in ("", run.priority)
         and wanted.tenant in ("", run.tenant)
+        and wanted.pipeline in ("", run.pipeline)
     )
 
 
@@ -178,6 +180,8 @@ def _build_run(entries: list[FoldedEntry], policies: PolicyLookup, complete_cfg:
         error_class=codes[-1] if codes else "",
         tenant=run.tenant,
         provider=run.provider,
+        # Only the first entry of a run names it; its body may have been pruned.
+        pipeline=str(entries[0][3].get("pipeline") or run.step),
     )
 
 
