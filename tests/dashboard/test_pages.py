@@ -15,11 +15,16 @@ import pytest
 import oncemore
 from oncemore.dashboard import create_app
 from tests.dashboard.conftest import HOST, ServedDashboard, read_form_token, sign_in
+from tests.stores import postgres_database, store_url
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import IO
 
     from starlette.testclient import TestClient
+
+
+__all__ = ["postgres_database", "store_url"]
 
 
 def read_cells(html: str, heading: str) -> list[list[str]]:
@@ -207,6 +212,98 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_enter_in_the_terminal_prints_another_link(tmp_path: Path) -> None:
+    import pty
+
+    oncemore.open(tmp_path / "log.db").store.now()
+    command = [
+        sys.executable,
+        "-m",
+        "oncemore",
+        "dashboard",
+        "--port",
+        "0",
+        "--store",
+        str(tmp_path / "log.db"),
+    ]
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    try:
+        with os.fdopen(ours, "r+b", buffering=0) as terminal:
+            read_until(terminal, b"Enter prints another link")
+            terminal.write(b"\n")
+            shown = read_until(terminal, b"login?token=")
+            assert re.search(rb"http://127\.0\.0\.1:\d+/login\?token=", shown)
+            os.kill(process.pid, signal.SIGINT)
+            assert process.wait(30) in (0, 130), "the thread that reads the terminal does not hold it up"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def read_until(terminal: IO[bytes], sign: bytes) -> bytes:
+    """Return the output of a terminal up to a sign in it."""
+    shown = b""
+    while sign not in shown:
+        shown += terminal.read(1)
+    return shown
+
+
+@pytest.mark.parametrize("store_url", ["sqlite", "postgres"], indirect=True)
+def test_a_read_only_dashboard_opens_the_store_for_reading(store_url: str) -> None:
+    from oncemore.errors import StoreError
+    from oncemore.queries.stores import open_for_viewing
+
+    with oncemore.open(store_url) as engine:
+
+        @oncemore.step(effect="pure", name="square")
+        def square(n: int) -> int:
+            return n * n
+
+        run = square.run(2)
+    with open_for_viewing(store_url) as engine:
+        last_seq = engine.store.wait_for_change(0, 0.0)
+        # The dashboard itself permits changes here: the store refuses them.
+        client = sign_in(create_app(engine))
+        for path in (
+            "/",
+            "/runs",
+            f"/runs/{run.run_id}",
+            "/review",
+            "/limits",
+            "/schedules",
+            "/energy",
+            "/ledger",
+        ):
+            assert client.get(path).status_code == 200, path
+        form = {"form_token": read_form_token(client), "scope": "all", "reason": "a test"}
+        client.post("/do/switch-on", data=form, headers={"origin": HOST})
+        assert "read" in client.get("/limits").text.partition('class="notice bad"')[2][:300]
+        with pytest.raises(StoreError, match="read"):
+            square(3)
+        assert engine.store.wait_for_change(0, 0.0) == last_seq
+
+
+def test_the_command_opens_the_store_for_reading_with_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from oncemore import cli
+    from oncemore.cli import dashboard
+
+    oncemore.open(tmp_path / "log.db").store.now()
+    opened = []
+
+    def stop_here(engine: oncemore.Engine, options: object) -> None:
+        opened.append(type(engine.store).__name__)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dashboard, "_create_app", stop_here)
+    for options in ([], ["--read-only"]):
+        cli.run_command(["dashboard", "--store", str(tmp_path / "log.db"), *options])
+    assert opened == ["SqliteStore", "ReadOnlySqliteStore"]
 
 
 def test_a_missing_store_and_a_taken_port_are_refused(

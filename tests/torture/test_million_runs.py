@@ -56,7 +56,8 @@ class RunCopier:
     def make_copy(self, number: int) -> tuple[list[Entry], Head]:
         """Return the entries and the head of a copy."""
         key = sha256(b"%s %d" % (self._key, number)).hexdigest()
-        run_id = str(uuid.UUID(bytes=bytes.fromhex(key[:32]))).encode()
+        # The first part of an id is the time at which it was made.
+        run_id = self._run_id[:15] + str(uuid.UUID(key[:32]))[15:].encode()
 
         def rename(data: bytes | None) -> bytes | None:
             return data and data.replace(self._key, key.encode()).replace(self._run_id, run_id)

@@ -128,6 +128,11 @@ class Dashboard:
         """Return the path of a link that signs in a user once."""
         return f"/login?token={self.sessions.create_link(user)}"
 
+    @property
+    def has_links(self) -> bool:
+        """Whether users sign in by links; an outer application that signs users in has no use for them."""
+        return self.options.user_of is None
+
     def identify(self, token: str) -> DashboardUser | None:
         """Return the user of a token: by the caller's function, else by the tokens of the store."""
         if self.options.identify is not None:
@@ -152,6 +157,7 @@ class Dashboard:
             Route("/healthz", _report_health),
             Route("/login", self._sign_in, methods=["GET", "POST"]),
             Route("/logout", self._sign_out, methods=["POST"]),
+            Route("/links", self._show_link, methods=["POST"]),
             Route("/live", self._stream_page),
             Route("/do/{action}", self._perform_form, methods=["POST"]),
             Mount("/static", StaticFiles(directory=FOLDER / "static")),
@@ -222,6 +228,7 @@ class Dashboard:
             "can_operate": user is not None and self.may_change(user),
             "can_review": user is not None and self.may_change(user, "reviewer"),
             "read_only": self.options.read_only,
+            "has_links": self.has_links and session is not None,
             "navigation": NAVIGATION,
             "store": self.engine.url,
             "version": __version__,
@@ -233,12 +240,13 @@ class Dashboard:
         status = 503 if isinstance(error, StoreError) else 404 if is_lookup else 400
         return self._show_message(request, status, str(error))
 
-    def _show_message(self, request: Request, status: int, text: str) -> Response:
+    def _show_message(self, request: Request, status: int, text: str, link: str = "") -> Response:
         access = getattr(request.state, "access", None)
         user = None if access is None else access.user
         # Not one of PAGES: no entry of the navigation is marked.
-        page = PageRoute("", "", "Not found" if status == 404 else "Error", "message.html", lambda view: {})
-        values = {"page": page, "notices": [], "text": text, "status": status}
+        title = {200: "Sign-in link", 404: "Not found"}.get(status, "Error")
+        page = PageRoute("", "", title, "message.html", lambda view: {})
+        values = {"page": page, "notices": [], "text": text, "status": status, "link": link}
         return HTMLResponse(self._render("message.html", request.scope, user, values), status)
 
     async def _show_missing(self, request: Request, error: Exception) -> Response:
@@ -326,8 +334,8 @@ class Dashboard:
             user = await run_in_threadpool(self.identify, token)
         if user is None:
             values["fault"] = (
-                "This token is not valid, or its link was used already. Start the dashboard again for "
-                "a new link."
+                "This token is not valid, or its link was used already. Press Enter in the terminal of "
+                "the dashboard for a new link."
             )
             return HTMLResponse(self._render("login.html", request.scope, None, values), 401)
         root = request.scope.get("root_path", "")
@@ -335,6 +343,16 @@ class Dashboard:
         cookie = build_cookie(self.sessions.cookie_name, self.sessions.open_session(user), request.scope)
         response.headers.append("set-cookie", cookie)
         return response
+
+    async def _show_link(self, request: Request) -> Response:
+        """Show a link that signs in the same user once more, for another browser."""
+        access: RequestAccess = request.state.access
+        if not self.has_links or access.session is None:
+            return self._show_message(request, 404, "This dashboard does not sign users in by links.")
+        url = request.url.replace(path=request.scope.get("root_path", "") + "/login", query="")
+        link = f"{url}?{urlsplit(self.create_link(access.user)).query}"
+        text = "Open this link in another browser. It works once, for a day, with your name and role."
+        return self._show_message(request, 200, text, link)
 
     async def _sign_out(self, request: Request) -> Response:
         # On the server: a copy of the cookie must be worth nothing either.

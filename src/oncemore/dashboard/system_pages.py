@@ -61,12 +61,13 @@ def load_review(view: PageView) -> PageValues:
     engine = view.dashboard.engine
     wants_old = view.query.get("show") == "acknowledged"
     # A run that waits for an approval is an item in quarantine too; it is shown once.
-    items = engine.quarantine.list()
-    waiting = {pending.run_id for pending in engine.approvals.list_waiting()}
+    waiting = engine.approvals.list_waiting()
+    waiting_ids = {pending.run_id for pending in waiting}
+    items = engine.quarantine.list(limit=MAX_ITEMS + len(waiting))
     return {
-        "items": [item for item in items if item.id not in waiting][:MAX_ITEMS],
-        "item_count": len(items) - len(waiting),
-        "waiting": engine.approvals.list_waiting()[:MAX_ITEMS],
+        "items": [item for item in items if item.id not in waiting_ids][:MAX_ITEMS],
+        "item_count": len(engine.quarantine) - len(waiting),
+        "waiting": waiting[:MAX_ITEMS],
         "approvals": engine.approvals.list()[::-1][:20],
         "escalations": engine.escalations.list(acknowledged=wants_old)[:MAX_ITEMS],
         "shows_acknowledged": wants_old,
