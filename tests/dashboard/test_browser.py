@@ -321,7 +321,7 @@ KEYBOARD_ACTIONS = (
 )
 
 
-@pytest.mark.req("DASH-11")
+@pytest.mark.req("DASH-11", "GOV-17")
 def test_every_action_is_made_without_a_mouse(changing: ServedDashboard, open_page: OpenPage) -> None:
     engine, runs = changing.app.engine, changing.runs
 
@@ -336,7 +336,7 @@ def test_every_action_is_made_without_a_mouse(changing: ServedDashboard, open_pa
     assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "content"
-    sent = set()
+    sent, last_seq = set(), engine.store.wait_for_change(0, 0.0)
     page.on("request", lambda request: sent.add(request.url.rpartition("/do/")[2]))
     for path, label, fields, notice in KEYBOARD_ACTIONS:
         page.goto(changing.url + path.format(**names))
@@ -351,6 +351,12 @@ def test_every_action_is_made_without_a_mouse(changing: ServedDashboard, open_pa
         page.keyboard.press("Enter")
         shown = page.locator(".notice[role=status]").first.inner_text()
         assert notice in shown, (label, shown)
+        # One entry for each decision: who, when and why.
+        made = [each for each in changing.app.list_decisions() if each.seq > last_seq]
+        expected = [("reviewer", fields["reason"])] if "reason" in fields else []
+        assert [(each.by, each.reason) for each in made] == expected, label
+        assert all(each.at > 1e9 for each in made)
+        last_seq = engine.store.wait_for_change(0, 0.0)
     assert set(ACTIONS) <= sent
 
 

@@ -8,13 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from html import unescape
 from typing import TYPE_CHECKING
 
 import pytest
 
 import oncemore
+from oncemore import backoff
 from oncemore.dashboard import create_app
-from tests.dashboard.conftest import HOST, ServedDashboard, read_form_token, sign_in
+from tests.dashboard.conftest import HOST, OPERATOR, ServedDashboard, read_form_token, sign_in
 from tests.stores import postgres_database, store_url
 
 if TYPE_CHECKING:
@@ -97,6 +99,74 @@ def test_what_if_compares_a_window_under_another_policy(served: ServedDashboard)
     empty = wait_for_end(client, "/what-if?policy=kfm-loop&since=2001-01-01&until=2001-01-02")
     assert "No run was recorded" in empty
     assert 'value="2001-01-01"' in empty, "the form keeps what was typed"
+
+
+@pytest.mark.req("GOV-5")
+def test_a_retry_into_a_governance_conflict_is_an_escalation_to_the_council_on_the_pages(
+    tmp_path: Path, quiet_log: None
+) -> None:
+    with oncemore.open(tmp_path / "log.db") as engine:
+        engine.datasets.register("survey", care_label="Public · Low-Risk", reason="new", by="steward")
+
+        @oncemore.step(effect="idempotent", name="survey.publish", dataset="survey")
+        def publish(sheet: int) -> None:
+            # The community objects while the attempt runs: its retry meets the gate.
+            engine.datasets.block("survey", reason="the community has objected", by="steward")
+            raise ConnectionError("refused")
+
+        run = publish.run(1)
+        assert len(run.attempts) == 1
+        (opened,) = engine.escalations.list()
+        assert (opened.kind, opened.role, opened.run_id) == (
+            "CARE_ESCALATION",
+            "FAIR+CARE Council",
+            run.run_id,
+        )
+        app = create_app(engine)
+        client = sign_in(app)
+        for path in ("/", "/review", f"/escalations/{opened.id}"):
+            page = client.get(path).text
+            assert "FAIR+CARE Council" in page, path
+            assert "survey.publish" in page, path
+        listed = client.get("/api/escalations").json()
+        assert [(each["role"], each["kind"]) for each in listed] == [(opened.role, opened.kind)]
+        # The council's decision is for a reviewer; an operator sees it and cannot make it.
+        other = sign_in(app, OPERATOR)
+        form = {"escalation": opened.id, "reason": "fine", "form_token": read_form_token(other)}
+        other.post("/do/acknowledge", data=form, headers={"origin": HOST})
+        assert "needs the role reviewer" in other.get("/review").text
+        assert len(engine.escalations.list()) == 1
+
+
+@pytest.mark.req("DASH-3")
+def test_a_changed_policy_has_a_view_before_and_after(tmp_path: Path, quiet_log: None) -> None:
+    def work_under(attempts: int) -> None:
+        policy = oncemore.Policy(
+            "mine", max_attempts=attempts, unmatched="retry", schedule=backoff.fixed(0.01)
+        )
+
+        @oncemore.step(effect="idempotent", name="poll", policy=policy)
+        def poll(day: int) -> None:
+            raise ConnectionError("refused")
+
+        for day in range(3):
+            poll.run(10 * attempts + day)
+
+    with oncemore.open(tmp_path / "log.db") as engine:
+        work_under(4)
+        work_under(2)
+        client = sign_in(create_app(engine))
+        listed = client.get("/policies").text.partition('id="changes"')[2].partition("</table>")[0]
+        view = unescape(re.findall(r'href="(/policies\?a=policy/[^"]+)"', listed)[0])
+        html = wait_for_end(client, view)
+    rows = {row[0]: row[1:] for row in read_cells(html, 'id="before-after"')}
+    assert rows["Runs"] == ["3", "3", "6", "6", "0"]
+    assert rows["Attempts"] == ["12", "6", "24", "12", "-12"]
+    # Energy and duplicate work are measured; carbon needs the intensity of a grid, which is not set here.
+    repeated = rows["Duplicate work: repeated attempts"]
+    assert repeated[:2] == ["9", "3"]
+    assert float(rows["Energy, kWh"][0]) > float(rows["Energy, kWh"][1]) > 0
+    assert rows["Carbon, kg CO2e"] is not None
 
 
 def test_the_ledger_is_verified_on_demand_and_a_changed_log_shows(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from oncemore.dashboard.api import API_ROUTES
 from oncemore.log.postgres import queries as postgres_queries
 from oncemore.log.sqlite import queries as sqlite_queries
 from oncemore.log.store import HeadQuery
+from oncemore.queries import run_pages, runs
 from tests.dashboard.conftest import ServedDashboard, list_paths, sign_in
 from tests.dashboard.sample_store import fill_store
 from tests.stores import open_store, postgres_database, store_url
@@ -90,9 +91,12 @@ def explain_statements(url: str, statements: Iterable[tuple[str, tuple[Any, ...]
 def test_no_page_and_no_list_reads_all_heads(
     filled: ServedDashboard, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A search of the newest heads reads the end of the log first; here that end is short.
-    monkeypatch.setattr(sqlite_queries, "RECENT_ENTRIES", 3)
-    monkeypatch.setattr(postgres_queries, "RECENT_ENTRIES", 3)
+    # A search of the newest heads reads the end of the log first, and a page reads windows of half of that.
+    # Here both are short, so that the store is as much larger as one of many runs.
+    monkeypatch.setattr(sqlite_queries, "RECENT_ENTRIES", 20)
+    monkeypatch.setattr(postgres_queries, "RECENT_ENTRIES", 20)
+    monkeypatch.setattr(run_pages, "WINDOW", 10)
+    monkeypatch.setattr(runs, "NEWEST_ENTRIES", 10)
     client = sign_in(filled.app)
     # The counter reads the last hour once, at its start.
     client.get("/")

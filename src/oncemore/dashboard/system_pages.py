@@ -14,7 +14,11 @@ from oncemore.queries.proof_terms import list_proof_terms
 from oncemore.queries.schedules import list_queues, list_schedules
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oncemore.dashboard.background import TaskReport
     from oncemore.dashboard.pages import PageValues, PageView
+    from oncemore.queries.policy_history import PolicyChangeView
 
 #: The number of items of one list that a page shows.
 MAX_ITEMS = 200
@@ -98,20 +102,25 @@ def load_escalation(view: PageView) -> PageValues:
 
 
 def load_policies(view: PageView) -> PageValues:
-    """Return the policy files and the policies that runs of this store began with."""
+    """Return the policy files, the policies that runs of this store began with, and two of them compared."""
+    from oncemore.dashboard.study_pages import parse_period
     from oncemore.queries.policy_catalogue import list_profiles
+    from oncemore.queries.policy_history import list_policy_changes
     from oncemore.queries.recorded_policies import list_accepted_policies, list_recorded_policies
 
     store = view.dashboard.engine.store
     recorded = list_recorded_policies(store)
-    a, b = view.query.get("a", "").strip(), view.query.get("b", "").strip()
+    given = {name: view.query.get(name, "").strip() for name in ("a", "b", "since", "until")}
+    a, b = given["a"], given["b"]
+    period = parse_period(given, store.now())
     return {
         "profiles": list_profiles(),
         "recorded": recorded[:MAX_ITEMS],
         "accepted": list_accepted_policies(store),
-        "a": a,
-        "b": b,
+        "changes": list_policy_changes(store)[:MAX_ITEMS],
+        "given": given,
         "difference": _compare(view, a, b) if a and b else None,
+        "task": _compare_runs(view, given, period) if a and b else None,
     }
 
 
@@ -121,6 +130,20 @@ def _compare(view: PageView, a: str, b: str) -> Any:
 
     store = view.dashboard.engine.store
     return compare_policies(find_policy_or_recorded(store, a), find_policy_or_recorded(store, b), (a, b))
+
+
+def _compare_runs(view: PageView, given: Mapping[str, str], period: tuple[float, float]) -> TaskReport:
+    """Return the runs of a period before and after: as recorded, and the same ones under both policies."""
+    from oncemore.queries.energy import cut_period
+    from oncemore.queries.policy_history import load_policy_change
+
+    store, until = view.dashboard.engine.store, period[1]
+
+    def compute(progress: object) -> PolicyChangeView:
+        since, _ = cut_period(store, *period)
+        return load_policy_change(store, given["a"], given["b"], since=since, until=until)
+
+    return view.dashboard.tasks.compute(("policies", *given.values()), compute)
 
 
 def load_policy(view: PageView) -> PageValues:

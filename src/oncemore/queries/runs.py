@@ -358,6 +358,10 @@ def _find_by_time(store: Store, name: str) -> Iterator[FoundRun]:
                 return
 
 
+#: The number of last log entries whose runs and steps are suggested.
+NEWEST_ENTRIES = 10_000
+
+
 # Shell completion -----------------------------------------------------------------------------------
 
 
@@ -377,4 +381,7 @@ def complete_step_names(store: Store, prefix: str) -> list[str]:
 def _newest_heads(store: Store, state: str | None) -> Iterator[Head]:
     from oncemore.log.store import HeadQuery
 
-    return iter(store.list_heads(HeadQuery("run", state=state, newest_first=True, limit=500)))
+    # Failed and held heads have an index; all others are found at the end of the log, or not at all.
+    after_seq = max(0, store.wait_for_change(0, 0.0) - NEWEST_ENTRIES) if state is None else 0
+    query = HeadQuery("run", state=state, newest_first=True, after_seq=after_seq, limit=500)
+    return iter(store.list_heads(query))
