@@ -29,6 +29,7 @@ def read_axe() -> str:
     return next(Path(module.__file__).parent.rglob("axe.min.js")).read_text(encoding="utf-8")
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_no_page_has_an_accessibility_fault_or_a_script_error(
     stormy: ServedDashboard, open_page: OpenPage, theme: str
@@ -256,7 +257,7 @@ def test_a_page_changes_by_itself_and_leaves_open_forms_alone(
 
         entity = f"run/{_key_of(engine, runs.waiting)}"
         cancel_recorded_run(engine, entity, runs.waiting, by="another", reason="first")
-    page.locator("h1 .chip", has_text="failed").wait_for(timeout=5_000)
+    page.locator("h1 .chip", has_text="failed").wait_for(timeout=60_000)
     assert page.locator("details.act[open] [name=reason]").input_value() == "half a sentence"
 
 
