@@ -25,6 +25,7 @@ class SlowWork:
     def __call__(self, progress: Callable[[int, int], object]) -> str:
         self.calls += 1
         progress(30, 100)
+        progress(30, 100)  # the same hundredth: nothing to show
         self.has_begun.set()
         assert self.may_end.wait(30)
         return f"result {self.calls}"

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from oncemore.errors import UsageError
 from oncemore.governance.policy_content import find_content_changes, list_content
-from oncemore.lineage.document_file import open_replacement
+from oncemore.lineage.document_file import open_document
 from oncemore.policy.canonical_json import canonical_digest
 from oncemore.queries.documents import HeadingBlock, TableBlock, TextBlock, render_html
 from oncemore.queries.policies import PolicyFault
@@ -229,7 +229,7 @@ def write_evidence(evidence: ChangeEvidence, report: SimulationReport, path: Pat
     complete = msgspec.structs.replace(evidence, page=page.name, page_digest=digest)
     data = msgspec.json.format(msgspec.json.encode(complete), indent=2).decode() + "\n"
     for place, content in ((page, text), (record, data)):
-        with open_replacement(place) as file:
+        with open_document(place) as file:
             file.write(content)
     return record, page
 
