@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -118,17 +119,33 @@ def _end_streams_before(shutdown: Any, app: Any) -> Any:
     return end_streams_and_shut_down
 
 
+def _has_terminal() -> bool:
+    """Return whether the operator can type here: not in a pipe, and not behind `&` of a shell."""
+    import os
+
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except OSError:
+        # A terminal that is not the controlling one has no jobs.
+        return True
+
+
 def _print_links_on_enter(create_link: Callable[[], str]) -> None:
     """Print another link whenever the operator presses Enter; only in a terminal."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not _has_terminal():
         return
+    import signal
     import threading
 
+    # After Ctrl-Z and `bg`, reading from the terminal would stop the whole process; ignored, the read fails.
+    signal.signal(signal.SIGTTIN, signal.SIG_IGN)
+
     def read_lines() -> None:
-        # Ends with the terminal. A background process that reads from it would be stopped by the shell, but
-        # it is not one: it was started in the foreground, or its input is not a terminal.
-        for _ in sys.stdin:
-            print(f"  {create_link()}", flush=True)
+        with suppress(OSError):
+            for _ in sys.stdin:
+                print(f"  {create_link()}", flush=True)
 
     # A daemon: reading from a terminal cannot be interrupted, and must not hold up the end.
     threading.Thread(target=read_lines, name="dashboard-links", daemon=True).start()
@@ -212,7 +229,7 @@ def _print_start(url: str, link: str, options: dict[str, Any]) -> None:
     out.write_line(f"  {link}", "bold")
     # The role says little in a dashboard that refuses every change.
     role = "read-only" if options["read_only"] else options["role"]
-    more = "Enter prints another link, Ctrl-C stops." if sys.stdin.isatty() else "Stop with Ctrl-C."
+    more = "Enter prints another link, Ctrl-C stops." if _has_terminal() else "Stop with Ctrl-C."
     out.write_line(f"You are signed in as {role}. {more}")
     if options["host"] not in LOOPBACK:
         out.write_line(
