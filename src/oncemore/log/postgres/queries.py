@@ -27,6 +27,10 @@ HEAD_COLUMNS = (
 )
 #: Number of last entries that are searched before all heads are.
 RECENT_ENTRIES = 20_000
+#: The states in the index `head_failed`. The condition is written out in the query: a prepared statement
+#: does not know the value of its parameter, and could not use a partial index by it.
+FAILED_STATES = ("HARD_FAIL", "HELD")
+_IS_FAILED = "h.state in ('HARD_FAIL', 'HELD')"
 #: Heads that are read at a time when all are.
 HEAD_PAGE = 500
 
@@ -60,6 +64,9 @@ def read_head_rows(query: HeadQuery, read: Callable[..., Rows]) -> Rows:
     if not query.newest_first:
         order = "h.due, h.entity" if query.after is None else "h.entity"
         return read(f"{plain} {order} limit %s", (*values, query.limit))
+    # The index of failed heads is in this order already.
+    if query.state in FAILED_STATES:
+        return read(f"{plain} h.seq desc limit %s", (*values, query.limit))
     # The end of the log first, where a list of the newest heads usually finds enough.
     ((last_seq,),) = read("select coalesce(max(seq), 0) from {schema}.log")
     top = last_seq if query.before_seq is None else min(last_seq, query.before_seq - 1)
@@ -76,6 +83,10 @@ def read_head_rows(query: HeadQuery, read: Callable[..., Rows]) -> Rows:
 
 
 def _build_where(query: HeadQuery) -> tuple[str, list[Any]]:
+    prefix = query.prefix
+    # Runs are most of all heads, so that their name says little; the due time has an index of its own.
+    if not prefix and query.kind not in ("", "run") and query.due_by is None:
+        prefix = f"{query.kind}/"
     conditions: list[tuple[str, Any]] = [
         ("h.kind = %s", query.kind or None),
         *((f"h.{name} = %s", getattr(query, name)) for name in ("state", "step", "worker", "dataset")),
@@ -84,11 +95,12 @@ def _build_where(query: HeadQuery) -> tuple[str, list[Any]]:
         ("h.seq < %s", query.before_seq),
         ("h.entity > %s", query.after),
         # A range instead of LIKE, because names may contain % and _.
-        ("h.entity >= %s", query.prefix or None),
-        ("h.entity < %s", query.prefix + "\U0010ffff" if query.prefix else None),
+        ("h.entity >= %s", prefix or None),
+        ("h.entity < %s", prefix + "\U0010ffff" if prefix else None),
         ("position(%s::bytea in h.head) > 0", query.head_contains or None),
         (f"position(%s::bytea in {_BODY}) > 0", query.body_contains or None),
     ]
     used = [(text, value) for text, value in conditions if value is not None]
     check_text(*(value for _, value in used if isinstance(value, str)))
-    return " and ".join(text for text, _ in used) or "true", [value for _, value in used]
+    texts = [text for text, _ in used] + [_IS_FAILED] * (query.state in FAILED_STATES)
+    return " and ".join(texts) or "true", [value for _, value in used]
