@@ -17,7 +17,7 @@ DECIDING = (
     "_driver.py", "_listeners.py", "_redact.py", "_values.py", "backoff.py", "clock.py", "errors.py",
     "events.py", "jitter.py",
     "artifacts/*.py", "audit/*.py", "classifiers/classify.py", "control/*.py",
-    "dashboard/drawings.py", "dashboard/request_rules.py", "dashboard/sessions.py",
+    "dashboard/background.py", "dashboard/drawings.py", "dashboard/request_rules.py", "dashboard/sessions.py",
     "governance/*.py", "limits/*.py", "lineage/*.py", "lint/*.py", "lint/rules/*.py", "log/*.py",
     "maintenance/*.py",
     "messaging/delivery.py", "messaging/delivery_gate.py", "messaging/driver.py", "messaging/inbox_flow.py",

@@ -345,7 +345,6 @@ ROOT_SECTIONS = {
         "replay": "replay:replay",
         "watch": "watch:watch",
         "audit": "audit:audit",
-        "alerts": "alerts:alerts",
         "dashboard": "dashboard:dashboard",
     },
     "Decide": {

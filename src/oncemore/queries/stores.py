@@ -44,6 +44,14 @@ def open_existing(store: str | None) -> Engine:
     return engine
 
 
+def open_for_viewing(store: str | None) -> Engine:
+    """Return an engine on an existing store that is open for reading: nothing can write through it."""
+    engine = open_or_create(store)
+    # An engine opens its store for writing; with one that is open already, it never does.
+    engine.opened_store = _open_read_only_store(store_address(store))
+    return engine
+
+
 def remove_companions(url: str | None) -> list[str]:
     """Remove the companion files of a missing database, and return their names."""
     from oncemore.log.sqlite import backup

@@ -22,6 +22,10 @@ HEAD_COLUMNS = (
 TEXT_COLUMNS = frozenset(("entity", "kind", "state", "step", "worker", "dataset"))
 #: Number of last entries that are searched before all heads are.
 RECENT_ENTRIES = 20_000
+#: The states in the index of failed heads. The condition is written out in the query: a prepared statement
+#: does not know the value of its parameter, and could not use a partial index by it.
+FAILED_STATES = ("HARD_FAIL", "HELD")
+_IS_FAILED = "h.state in ('HARD_FAIL', 'HELD')"
 #: Entries that are read at a time, and heads when all are.
 PAGE, HEAD_PAGE = 500, 500
 
@@ -29,12 +33,14 @@ PAGE, HEAD_PAGE = 500, 500
 class QueryDialect(Value):
     """The parts of queries that differ between servers; {} stands for a column or an expression.
 
-    read_text  reads a column of text
-    contains   whether bytes contain the value %s
+    read_text         reads a column of text
+    contains          whether bytes contain the value %s
+    has_failed_index  whether failed and held heads have an index, in the order of their last entries
     """
 
     read_text: str
     contains: str
+    has_failed_index: bool
 
     def select_columns(self, table: str, names: Sequence[str] = HEAD_COLUMNS) -> str:
         """Return the columns of a table, as a list for SELECT."""
@@ -78,6 +84,8 @@ def read_head_rows(
         order = "h.due, h.entity" if query.due_by is not None else "h.due is null, h.due, h.entity"
         order = order if query.after is None else "h.entity"
         return read(f"{plain} {order} limit %s", (*values, query.limit))
+    if query.state in FAILED_STATES and dialect.has_failed_index:
+        return read(f"{plain} h.seq desc limit %s", (*values, query.limit))
     # The end of the log first, where a list of the newest heads usually finds enough.
     ((last_seq,),) = read("select coalesce(max(seq), 0) from {log}")
     top = last_seq if query.before_seq is None else min(last_seq, query.before_seq - 1)
@@ -94,6 +102,10 @@ def read_head_rows(
 
 
 def _build_where(query: HeadQuery, dialect: QueryDialect) -> tuple[str, list[Any]]:
+    prefix = query.prefix
+    # Runs are most of all heads, so that their name says little; the due time has an index of its own.
+    if not prefix and query.kind not in ("", "run") and query.due_by is None:
+        prefix = f"{query.kind}/"
     conditions: list[tuple[str, Any]] = [
         ("h.kind = %s", query.kind or None),
         *((f"h.{name} = %s", getattr(query, name)) for name in ("state", "step", "worker", "dataset")),
@@ -102,13 +114,14 @@ def _build_where(query: HeadQuery, dialect: QueryDialect) -> tuple[str, list[Any
         ("h.seq < %s", query.before_seq),
         ("h.entity > %s", query.after),
         # A range instead of LIKE, because names may contain % and _.
-        ("h.entity >= %s", query.prefix or None),
-        ("h.entity < %s", query.prefix + "\U0010ffff" if query.prefix else None),
+        ("h.entity >= %s", prefix or None),
+        ("h.entity < %s", prefix + "\U0010ffff" if prefix else None),
         (dialect.contains.format("h.head"), query.head_contains or None),
         (dialect.contains.format(_BODY), query.body_contains or None),
     ]
     used = [(text, value) for text, value in conditions if value is not None]
-    return " and ".join(text for text, _ in used) or "true", [value for _, value in used]
+    texts = [text for text, _ in used] + [_IS_FAILED] * (query.state in FAILED_STATES)
+    return " and ".join(texts) or "true", [value for _, value in used]
 
 
 def select_entries(dialect: QueryDialect, where: str, order: str) -> str:

@@ -67,7 +67,7 @@ POLL_S = 0.02
 class PostgresStore(DatabaseStore["Connection"]):
     """A store in a PostgreSQL server that processes on many machines share."""
 
-    dialect = QueryDialect(read_text="{}", contains="position(%s::bytea in {}) > 0")
+    dialect = QueryDialect(read_text="{}", contains="position(%s::bytea in {}) > 0", has_failed_index=True)
     _readers: PostgresReaders
 
     def __init__(self, url: str, schema: str | None = None, *, unsafe_ok: bool = False) -> None:
