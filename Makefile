@@ -148,6 +148,7 @@ lock:
 	$(PYTHON) -m pip install --quiet --target .tools uv
 	$(COMPILE) pyproject.toml -o requirements/runtime.txt
 	$(COMPILE) --extra dev pyproject.toml -o requirements/dev.txt
+	$(COMPILE) --extra nats --extra otel --extra postgres --extra prometheus --extra web pyproject.toml -o requirements/container.txt
 	$(COMPILE) requirements/release.in -o requirements/release.txt
 	$(COMPILE) pyproject.toml requirements/docs.in -o requirements/docs.txt
 

@@ -20,6 +20,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from oncemore._platform import sync_folder
 from oncemore._redact import describe_value, mask_text
 from oncemore.errors import LedgerMismatch, MissingExtra, StoreError, UsageError
 
@@ -104,12 +105,8 @@ def replace_file(path: Path, content: bytes, mode: int | None = None) -> None:
         with contextlib.suppress(OSError):
             Path(name).unlink()
         raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        # The name itself is durable only after the folder is.
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    # The name itself is durable only after the folder is.
+    sync_folder(path.parent)
 
 
 class FolderPlace:

@@ -12,6 +12,7 @@ import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from oncemore._platform import sync_folder
 from oncemore.errors import UsageError
 
 TYPE_CHECKING = False
@@ -41,12 +42,8 @@ def open_replacement(path: Path) -> Iterator[TextIO]:
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(path)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            # The name itself is durable only after the folder is.
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        # The name itself is durable only after the folder is.
+        sync_folder(path.parent)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:

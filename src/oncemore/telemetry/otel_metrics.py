@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections import deque
@@ -12,6 +11,7 @@ from opentelemetry import metrics
 from opentelemetry.context import Context
 from opentelemetry.metrics import Observation
 
+from oncemore._platform import run_after_fork
 from oncemore._version import __version__
 from oncemore.errors import log_warning
 from oncemore.log.group_commit import InterruptShield
@@ -170,4 +170,4 @@ def _reset_backends_after_fork() -> None:
         backend.reset_after_fork()
 
 
-os.register_at_fork(after_in_child=_reset_backends_after_fork)
+run_after_fork(_reset_backends_after_fork)

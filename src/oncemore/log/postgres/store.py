@@ -40,6 +40,7 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from oncemore._platform import run_after_fork
 from oncemore.errors import StoreError, UsageError
 from oncemore.log.group_commit import GroupCommit
 from oncemore.log.postgres import queries, schema
@@ -351,4 +352,4 @@ def _reset_stores_after_fork() -> None:
         store.reset_after_fork()
 
 
-os.register_at_fork(after_in_child=_reset_stores_after_fork)
+run_after_fork(_reset_stores_after_fork)
