@@ -4,7 +4,7 @@
 
 These are the newest release of each minor version, and the working tree under the name "dev". Each is built
 from its own tag by its own `make docs`, so that nothing has to be stored between two deployments.
-`build/versions/versions.json` lists them, newest first. The switcher in every page reads it from its own host,
+`build/versions/versions.json` lists them, newest first. The switcher in every page reads it from its host,
 and shows nothing where it is missing. The first page leads to the newest release.
 """
 
