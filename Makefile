@@ -141,7 +141,7 @@ sbom: $(VENV)/.dev
 	@$(BIN)/python -m tools.release_files --wheel dist/oncemore-*.whl
 
 supply-chain: sbom
-	@$(BIN)/oncemore check supply-chain .
+	@$(BIN)/oncemore check supply-chain .github action.yml requirements src
 	@$(BIN)/oncemore check supply-chain requirements/runtime.txt --sbom releases/*/sbom.spdx.json
 
 ADVISORIES ?= build/advisories.json
