@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "_platform",
         "errors",
         "_file_trust",
+        "_replace_file",
         "_redact",
         "config",
         "clock",

@@ -138,6 +138,7 @@ COMMANDS = (
     (["policy", "check", "mine.yaml"], 0, "mine.yaml"),
     (["lint", "loop.py"], 1, "OM101"),
     (["migrate", "tenacity", "old.py", "--diff"], 0, "+@oncemore.retry"),
+    (["migrate", "tenacity", "old.py", "--write"], 0, "old.py"),
     (["runs"], 2, "name a server"),
 )
 #: Uses of POSIX alone, and a part of the message that refuses them on Windows.

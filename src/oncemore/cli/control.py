@@ -7,7 +7,6 @@ import click
 from oncemore.cli.commands import (
     CommandReport,
     LazyGroup,
-    by_option,
     combine_options,
     documented_command,
     flag_option,
@@ -199,7 +198,7 @@ def approve(
 @click.argument("name", help="The name that the workflow waits for.")
 @click.argument("value", required=False, help="The value of the signal as JSON; null unless given.")
 @value_option("--id signal_id", "TEXT", "A name of this one signal: sent twice, it is recorded once.")
-@by_option
+@decision_options
 @store_option
 @json_option
 def signal(
