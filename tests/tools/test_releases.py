@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import subprocess
 import sys
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -77,7 +80,7 @@ def test_a_version_that_was_not_found_fails_the_run_and_is_named(
 
 def test_other_versions_run_all_tests_without_coverage() -> None:
     plain = run_tests.strip_coverage(run_tests.PARTS)
-    assert [part.name for part in plain] == ["tests", "around", "campaigns", "clean install"]
+    assert [part.name for part in plain] == ["measured tests", "tests", "clean install"]
     assert not any("coverage" in words for part in plain for words in part.commands)
     full = {part.name: part.commands[-1] for part in run_tests.PARTS}
     for part in plain:
@@ -105,6 +108,59 @@ def test_the_first_page_and_the_list_lead_to_folders_that_exist(tmp_path: Path) 
     assert listed == [{"folder": "0.1", "title": "0.1.0"}, {"folder": "dev", "title": "development"}]
     shutil.rmtree(tmp_path / "0.1")
     assert find_faults(tmp_path) != [], "a missing version is found"
+
+
+PAGE = """<!doctype html><html data-content_root="{root}"><a class="sidebar-brand">oncemore</a>
+<p>{title}</p><script src="{root}_static/versions.js"></script></html>"""
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    """Serves a folder without a line for each request."""
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+def test_the_switcher_leads_to_the_same_page_or_to_the_first_one(tmp_path: Path) -> None:
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        pytest.skip("there is no chromium on this machine; `make browser` installs it")
+    from playwright.sync_api import sync_playwright
+
+    chosen = site_versions.select_versions(["v0.1.0"])
+    pages = {"index.html": "./", "how-to/old.html": "../", "how-to/new.html": "../"}
+    for version in chosen:
+        for name, root in pages.items():
+            place = tmp_path / version.folder / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(PAGE.format(root=root, title=f"{version.folder} {name}"))
+        place = tmp_path / version.folder / "_static"
+        place.mkdir()
+        shutil.copy(ROOT / "docs/theme/static/versions.js", place)
+    tmp_path.joinpath("0.1/how-to/new.html").unlink()
+    site_versions.write_root(chosen, tmp_path)
+    handler = functools.partial(QuietHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, sync_playwright() as driver:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto(f"{address}/")
+        page.wait_for_selector(".version-switcher")
+        assert page.url == f"{address}/0.1/index.html", "the first page leads to the newest release"
+        assert page.locator(".version-switcher option").all_inner_texts() == ["0.1.0", "development"]
+        for name, wanted in {"old": "0.1/how-to/old.html", "new": "0.1/index.html"}.items():
+            page.goto(f"{address}/dev/how-to/{name}.html")
+            page.select_option(".version-switcher", "0.1")
+            page.wait_for_url(f"{address}/{wanted}")
+        # A site that stands alone has no list of versions, and shows no switcher.
+        tmp_path.joinpath("versions.json").unlink()
+        # A new context, because the list may be cached.
+        page = browser.new_context().new_page()
+        page.goto(f"{address}/dev/index.html", wait_until="networkidle")
+        assert page.locator(".version-switcher").count() == 0
+        browser.close()
+        server.shutdown()
 
 
 # The tag of a release ------------------------------------------------------------------------------
