@@ -81,7 +81,9 @@ def test_our_own_images_actions_and_dependencies_are_pinned(release: Path) -> No
     report = check_supply_chain([str(ROOT)])
     # Only a registry knows the digests of the images in deploy/: `make pin-images` asks for them.
     deploy = f"{ROOT}/deploy/"
-    images = [one for one in report.findings if one.rule == "image-not-pinned" and one.path.startswith(deploy)]
+    images = [
+        one for one in report.findings if one.rule == "image-not-pinned" and one.path.startswith(deploy)
+    ]
     assert list(report.findings) == images
     # The check looked at the workflows and at all three requirements files.
     assert report.files >= 8
