@@ -10,6 +10,7 @@ import pytest
 
 import oncemore
 from oncemore.errors import UsageError
+from oncemore.log.entry_codec import decode_header
 from oncemore.policy.backoff import NO_JITTER
 from oncemore.policy.decide import Situation
 from oncemore.policy.model import Failure
@@ -28,6 +29,7 @@ from oncemore.simulate.recorded_runs import (
 )
 from oncemore.simulate.totals import build_curve, sum_runs
 from oncemore.simulate.what_if import WhatIf
+from tests.queries.sealing import codec
 from tests.queries.work import run_all_steps
 from tests.shell import run, told
 from tests.simulate.conftest import OUTAGE_S
@@ -51,6 +53,32 @@ def every_kind() -> list[RecordedRun]:
     with oncemore.open("memory:") as engine:
         run_all_steps(engine)
         return load_recorded_runs(engine.store, ALL)
+
+
+def test_a_period_has_whole_runs_although_they_began_before_it_or_ended_after_it() -> None:
+    with oncemore.open("memory:") as engine:
+        run_all_steps(engine)
+        whole = load_recorded_runs(engine.store, ALL)
+        times = [decode_header(entry.header).at for entry in engine.store.read_entries()]
+        cut_short = 0
+        for since, until in ((at, other) for at in times[::7] for other in times[::5] if at <= other):
+            runs = load_recorded_runs(engine.store, RecordedRunFilter(since, until))
+            assert [one for one in runs if one not in whole] == []
+            cut_short += sum(one.created_at < since or one.ended_at > until for one in runs)
+            # Every attempt that ended in the period belongs to a run of it.
+            ended = {one.run_id for one in whole if any(since <= a.ended <= until for a in one.attempts)}
+            assert ended <= {one.run_id for one in runs}
+        assert cut_short > 20
+
+
+def test_attempts_with_unreadable_bodies_are_kept_without_a_decision(tmp_path: Path) -> None:
+    with oncemore.open(tmp_path / "log.db", codec=codec) as engine:
+        run_all_steps(engine)
+    runs = load(tmp_path / "log.db")
+    attempts = [one for run_ in runs for one in run_.attempts]
+    assert len(attempts) > 5
+    assert {one.situation for one in attempts} == {None}
+    assert {one.outcome for one in attempts} == {"COMPLETE", "LOST"}
 
 
 def count_quicker(runs: list[RecordedRun]) -> int:

@@ -1,7 +1,7 @@
 """Reports of runs for monitoring systems: OpenTelemetry and Prometheus.
 
-    events of the process ──► MetricSource ──► OpenTelemetry metrics, Prometheus metrics
-    calls of steps        ──► CallSpans    ──► OpenTelemetry spans
+    events of the process ──► MetricSource ──► Prometheus metrics
+    calls of steps        ──► ReportQueue  ──► CallSpans, MetricSource ──► OpenTelemetry spans and metrics
 
 Both are off until they are enabled, and both packages are extras. The events themselves, without any of it,
 are `oncemore.on_event` and the logger `oncemore.steps`.
