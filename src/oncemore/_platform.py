@@ -42,10 +42,10 @@ def require_posix(part: str, instead: str) -> None:
         ) from None
 
 
-def run_after_fork(reset: Callable[[], object]) -> None:
-    """Run a function in every forked child; on Windows, where no process forks, do nothing."""
+def run_after_fork(reset: Callable[[], object], *, before: Callable[[], object] = int) -> None:
+    """Run a function in every forked child, and one before the fork; on Windows no process forks."""
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=reset)
+        os.register_at_fork(before=before, after_in_child=reset)
 
 
 def sync_data(descriptor: int) -> None:
