@@ -54,7 +54,7 @@ class PartResult(NamedTuple):
 
     def __str__(self) -> str:
         seconds = "" if self.seconds is None else f"{self.seconds:.1f}"
-        return f"{self.part:<16}{self.result:<10}{seconds:>8}  {self.shows}"
+        return f"{self.part:<18}{self.result:<10}{seconds:>8}  {self.shows}"
 
 
 def run_part(part: str) -> PartResult:
@@ -75,7 +75,7 @@ def make_table(results: list[PartResult]) -> list[str]:
     failed = sum(one.result == "failed" for one in results)
     total = sum(one.seconds or 0 for one in results)
     end = f"{len(results) - failed} ok, {failed} failed, {len(APART)} apart, {len(MISSING)} missing"
-    return [f"{'part':<16}{'result':<10}{'seconds':>8}  shows", *map(str, rows), f"{end}: {total:.0f} s"]
+    return [f"{'part':<18}{'result':<10}{'seconds':>8}  shows", *map(str, rows), f"{end}: {total:.0f} s"]
 
 
 def main(names: list[str]) -> int:
