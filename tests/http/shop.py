@@ -184,18 +184,24 @@ def django_views(find_shop: Callable[[Any], Shop], *, is_async: bool) -> list[An
     return [path(name, view) for name, view in views.items()]
 
 
-def django_app(shop: Shop, *, is_async: bool, **options: Any) -> Any:
-    """Return the shop in Django, with the middleware in its settings."""
+def configure_django() -> None:
+    """Give the process settings, which it can get only once."""
     import django
     from django.conf import settings
-    from django.core.handlers.asgi import ASGIHandler
-    from django.core.handlers.wsgi import WSGIHandler
-    from django.test import override_settings
 
     if not settings.configured:
         settings.configure(DATABASES={}, USE_TZ=True)
         django.setup()
-    settings.ROOT_URLCONF = __name__
+    settings.ROOT_URLCONF = __name__  # each request brings its own URL patterns
+
+
+def django_app(shop: Shop, *, is_async: bool, **options: Any) -> Any:
+    """Return the shop in Django, with the middleware in its settings."""
+    from django.core.handlers.asgi import ASGIHandler
+    from django.core.handlers.wsgi import WSGIHandler
+    from django.test import override_settings
+
+    configure_django()
     middleware = ["tests.http.shop.FindShop", "oncemore.http.DjangoIdempotencyMiddleware"]
     # A handler reads the middleware and its options once; what it reads later is the same for all shops.
     with override_settings(MIDDLEWARE=middleware, ONCEMORE_IDEMPOTENCY=options):

@@ -6,6 +6,7 @@ sent: into memory up to the limit of stored responses, and into a temporary file
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from tempfile import SpooledTemporaryFile
 from typing import TYPE_CHECKING, Any
 
@@ -70,9 +71,11 @@ class DjangoExchange(BlockingExchange):
     """A request to a blocking Django application.
 
     response  the response of the application, if it has run
+    stream    the copy of its body, if it was streamed
     """
 
     response: Any = None
+    stream: StoredStream | None = None
     # Django sends nothing before the middleware has returned.
     is_streamed = False
 
@@ -83,18 +86,19 @@ class DjangoExchange(BlockingExchange):
     def run_application(self, app: Callable[[Any], Any]) -> None:
         """Run the rest of the middleware and the view, and record the response."""
         self.response = app(self.native)
-        stream = _begin_response(self, BlockingStream)
-        if stream is not None:
+        self.stream = _begin_response(self, BlockingStream)
+        if self.stream is not None:
             for part in self.response:
                 self.recorder.add_part(part)
-                stream.write_part(part)
-            _end_stream(self, stream)
+                self.stream.write_part(part)
+            _end_stream(self)
 
 
 class DjangoAsyncExchange(AsyncExchange):
-    """A request to an async Django application; `response` as in `DjangoExchange`."""
+    """A request to an async Django application; `response` and `stream` as in `DjangoExchange`."""
 
     response: Any = None
+    stream: StoredStream | None = None
     is_streamed = False
 
     async def read_body(self, max_bytes: int) -> bytes:
@@ -105,12 +109,12 @@ class DjangoAsyncExchange(AsyncExchange):
     async def run_application(self, app: Callable[[Any], Any]) -> None:
         """Run the rest of the middleware and the view, and record the response."""
         self.response = await app(self.native)
-        stream = _begin_response(self, AsyncStream)
-        if stream is not None:
+        self.stream = _begin_response(self, AsyncStream)
+        if self.stream is not None:
             async for part in self.response:
                 self.recorder.add_part(part)
-                stream.write_part(part)
-            _end_stream(self, stream)
+                self.stream.write_part(part)
+            _end_stream(self)
 
 
 def _read_body(request: Any, max_bytes: int) -> bytes:
@@ -152,10 +156,21 @@ def _begin_response(exchange: Any, stream_class: type[StoredStream]) -> Any:
     return None
 
 
-def _end_stream(exchange: Any, stream: StoredStream) -> None:
+def _end_stream(exchange: Any) -> None:
     exchange.recorder.add_part(b"", is_last=True)
-    stream.rewind()
-    exchange.response.streaming_content = stream
+    exchange.stream.rewind()
+    exchange.response.streaming_content = exchange.stream
+
+
+@contextmanager
+def _close_unused_stream(exchange: Any) -> Iterator[None]:
+    """Close the copy of a streamed body if the request failed or gets another response."""
+    exchange.is_delivered = False
+    try:
+        yield
+    finally:
+        if exchange.stream is not None and not exchange.is_delivered:
+            exchange.stream.close()
 
 
 class DjangoIdempotencyMiddleware(IdempotentEndpoint):
@@ -194,15 +209,15 @@ class DjangoIdempotencyMiddleware(IdempotentEndpoint):
         if self._is_async:
             return self._serve_async(request)
         exchange = DjangoExchange(*_describe_request(request))
-        reply = run_script(self.serve_request(exchange), ENDPOINT_OPERATIONS, exchange)
-        return self._app(request) if reply.action == "pass" else _make_response(reply, exchange.response)
+        with _close_unused_stream(exchange):
+            reply = run_script(self.serve_request(exchange), ENDPOINT_OPERATIONS, exchange)
+            return self._app(request) if reply.action == "pass" else _make_response(reply, exchange)
 
     async def _serve_async(self, request: Any) -> Any:
         exchange = DjangoAsyncExchange(self._active_tasks, *_describe_request(request))
-        reply = await run_script_async(self.serve_request(exchange), ENDPOINT_OPERATIONS, exchange)
-        if reply.action == "pass":
-            return await self._app(request)
-        return _make_response(reply, exchange.response)
+        with _close_unused_stream(exchange):
+            reply = await run_script_async(self.serve_request(exchange), ENDPOINT_OPERATIONS, exchange)
+            return await self._app(request) if reply.action == "pass" else _make_response(reply, exchange)
 
 
 def _read_options(value: Any) -> dict[str, Any]:
@@ -229,12 +244,13 @@ def _describe_request(request: Any) -> tuple[Any, str, str, bytes, list[bytes]]:
     return request, request.method, request.path, query, fields
 
 
-def _make_response(reply: Reply, recorded: Any) -> Any:
-    """Return a reply as a response of Django; `recorded` is the response of the application."""
+def _make_response(reply: Reply, exchange: Any) -> Any:
+    """Return a reply as a response of Django."""
     from django.http import HttpResponse
 
     if reply.action == "deliver":
-        return recorded
+        exchange.is_delivered = True
+        return exchange.response
     response = HttpResponse(reply.body, status=reply.status)
     # Django's default, which a stored response without a content type must not get.
     del response["Content-Type"]
