@@ -17,6 +17,7 @@ from oncemore.messaging import relay
 from oncemore.messaging.delivery import DeliveryStats
 from oncemore.messaging.message import SCHEMA, EventMessage
 from oncemore.messaging.queue_sinks import JetStreamSink, SqsSink
+from oncemore.messaging.rabbitmq import RabbitMqSink
 from oncemore.messaging.relay import DEFAULT_MAX_BYTES, POLICY, DeadLetter
 from oncemore.messaging.sink_urls import resolve_sink
 from oncemore.messaging.sinks import CommandSink, JsonLinesSink, WebhookSink
@@ -37,6 +38,7 @@ __all__ = [
     "JetStreamSink",
     "JsonLinesSink",
     "OutboxRelay",
+    "RabbitMqSink",
     "SqsSink",
     "WebhookSink",
 ]
@@ -47,7 +49,8 @@ class OutboxRelay(relay.RelayCore):
 
     routes     sinks by topic, or by a pattern with `*`; an exact topic wins, then the first matching pattern;
                a sink is a function of one `EventMessage`, or an address:
-               https://… (a webhook), file:path (JSON lines), nats://host:4222 (JetStream), sqs:https://…
+               https://… (a webhook), file:path (JSON lines), nats://host:4222 (JetStream), sqs:https://…,
+               amqp://host:5672 (RabbitMQ)
     policy     decides on retries, and has the time limit of a sink
     batch      the number of events that are listed at once
     max_bytes  the size limit of a payload; an event with a larger one becomes a dead letter
