@@ -116,9 +116,7 @@ class RabbitMqSource:
         channel.basic_consume(self._queue, deliver)
         return channel
 
-    def _add_delivery(
-        self, connection: RabbitConnection, method: Any, properties: Any, body: bytes
-    ) -> None:
+    def _add_delivery(self, connection: RabbitConnection, method: Any, properties: Any, body: bytes) -> None:
         # A message of a connection that has been given up comes again.
         if connection is self._connection:
             message = self._make_message(method, properties, body)
