@@ -9,7 +9,7 @@ RELEASE := .venv-release
 DOCS := .venv-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench torture engines requirements browser docs build reproducible package-check sbom supply-chain advisories release-check lock clean
+.PHONY: help demo test check bench torture soak engines requirements browser docs build reproducible package-check sbom supply-chain advisories release-check lock clean
 
 help:
 	@echo "make demo          see it work: a pipeline is killed and finishes, others count (half a minute)"
@@ -17,6 +17,7 @@ help:
 	@echo "make check         lint, format and types only"
 	@echo "make bench         side-by-side benchmarks"
 	@echo "make torture       long property campaigns"
+	@echo "make soak          kill workers on STORE=sqlite (postgresql, nats) for MINUTES=60, with WORK=calls (fleet)"
 	@echo "make engines       steps inside Celery, Dramatiq, Dask, Ray, Prefect, Dagster (installs them apart)"
 	@echo "make requirements  which requirements the last test run showed"
 	@echo "make browser       install Debian's chromium, with which the dashboard is tested"
@@ -82,6 +83,9 @@ torture: $(VENV)/.dev
 	ONCEMORE_TORTURE=1 $(BIN)/python -m pytest -n 2 --timeout 3600 -m "hypothesis or torture"
 
 	@echo "Steps inside other engines (Celery, Dask, Ray, ...) have a run of their own: make engines"
+
+soak: $(VENV)/.dev
+	@$(BIN)/python -m tests.torture.long_run --store $(or $(STORE),sqlite) --work $(or $(WORK),calls) --minutes $(or $(MINUTES),60)
 
 # The engines are heavy, and bring dependencies of their own: an environment apart, which nothing else uses.
 $(ENGINES)/.ready: pyproject.toml constraints.txt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from contextlib import contextmanager
@@ -32,20 +33,26 @@ class Provider:
         self.requests: list[Request] = []
         self.under_way = self.peak = 0
         self.peaks: list[tuple[float, int]] = []
+        #: When the answer to each request was ready, in the order of `requests`; infinite until then.
+        self.ends: list[float] = []
         self.url = ""
         self._lock = threading.Lock()
 
-    def began(self, path: str) -> int:
+    def began(self, path: str) -> tuple[int, int]:
+        """Return the number of a request that came now, and the status of its answer."""
         with self._lock:
+            number = len(self.requests)
+            self.ends.append(math.inf)
             self.requests.append(Request(time.time(), path))
             self.under_way += 1
             self.peak = max(self.peak, self.under_way)
             self.peaks.append((time.time(), self.under_way))
-            return 429 if self.most and self.under_way > self.most else self.status
+            return number, 429 if self.most and self.under_way > self.most else self.status
 
-    def ended(self) -> None:
+    def ended(self, number: int) -> None:
         with self._lock:
             self.under_way -= 1
+            self.ends[number] = time.time()
 
     def wait_for(self, count: int, total_timeout_s: float = 20.0) -> None:
         ends = time.monotonic() + total_timeout_s
@@ -61,10 +68,10 @@ def provider() -> Iterator[Provider]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            status = told.began(self.path)
+            number, status = told.began(self.path)
             time.sleep(told.delay_s)
             body = self.path.encode()
-            told.ended()  # before the answer: who has it may ask again at once
+            told.ended(number)  # before the answer: who has it may ask again at once
             try:
                 self.send_response(status)
                 if told.retry_after and status == 429:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tools import clean_install, coverage_gate, run_tests
+from tools import clean_install, coverage_gate, measured_tests, run_tests
 from tools.run_tests import Part
 
 if TYPE_CHECKING:
@@ -98,3 +98,21 @@ def test_a_wheel_without_its_type_marker_or_with_strangers_is_refused() -> None:
     good = ["oncemore/__init__.py", "oncemore/py.typed", "oncemore-0.1.0.dist-info/METADATA"]
     assert clean_install.faults_in(good) == []
     assert len(clean_install.faults_in([*good[:1], "tests/test_api.py"])) == 2
+
+
+def test_every_measured_file_exists() -> None:
+    assert [name for name in run_tests.MEASURED if not (run_tests.ROOT / name).is_file()] == []
+
+
+def test_a_branch_is_executed_by_two_of_the_measured_files_if_there_are_two() -> None:
+    branches = {
+        "slow.py": {("m", 1, 2), ("m", 2, 3), ("m", 9, 9)},
+        "quick.py": {("m", 1, 2), ("m", 2, 3)},
+        "other.py": {("m", 1, 2)},
+        "more.py": {("m", 2, 3)},
+        "idle.py": set(),
+    }
+    seconds = {"slow.py": 60.0, "quick.py": 1.0, "other.py": 9.0, "more.py": 99.0}
+    assert measured_tests.choose_files(branches, seconds) == ["quick.py", "slow.py"]
+    branches["slow.py"] -= {("m", 2, 3)}
+    assert measured_tests.choose_files(branches, seconds) == ["more.py", "quick.py", "slow.py"]

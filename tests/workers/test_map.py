@@ -229,10 +229,12 @@ def test_no_more_are_under_way_at_once_than_may_be(engine: oncemore.Engine, most
     @oncemore.step(effect="idempotent", name="busy")
     def busy(x: int) -> int:
         with door:
-            time.sleep(0.02)
+            together.wait(60)  # breaks, and fails the item, unless so many come in at once
+            time.sleep(0.002)  # one too many would come in now
         return x
 
-    busy.map(range(30), max_concurrency=most)
+    together = threading.Barrier(most)
+    assert busy.map(range(30), max_concurrency=most).values == list(range(30))
     assert door.peak == most
 
 
@@ -404,14 +406,20 @@ def test_work_that_ends_the_program_ends_the_job_first(engine: oncemore.Engine, 
 def test_a_cancelled_job_is_stopped_in_order(engine: oncemore.Engine) -> None:
     @oncemore.step(effect="idempotent", name="slow")
     async def slow(x: int) -> int:
-        await asyncio.sleep(0 if x < 2 else 30)
+        if x >= 2:
+            started.release()
+            await asyncio.sleep(600)
         return x
 
     async def main() -> None:
-        async with asyncio.timeout(0.3):
-            await slow.map(range(10), max_concurrency=2)
+        job = asyncio.ensure_future(slow.map(range(10), max_concurrency=2))
+        for _ in range(2):  # both places are taken by others: the first two are done
+            await started.acquire()
+        job.cancel()
+        await job
 
-    with pytest.raises(TimeoutError):
+    started = asyncio.Semaphore(0)
+    with pytest.raises(asyncio.CancelledError):
         asyncio.run(main())
     (job,) = engine.jobs()
     assert (job.state, job.counts["done"]) == ("STOPPED", 2)
@@ -541,13 +549,17 @@ class Server:
     def __init__(self, failing: bool) -> None:
         server = self
         self.door, self.failing, self.asked, counting = Door(), failing, 0, threading.Lock()
+        first_four = threading.Barrier(4)
 
         class Answer(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 with server.door:
                     with counting:
                         server.asked += 1
-                        bad = server.failing and server.asked % 4 != 0
+                        number = server.asked
+                        bad = server.failing and number % 4 != 0
+                    if number <= 4:
+                        first_four.wait(60)  # however busy the machine is, four are here at once
                     time.sleep(0.01)
                 self.send_response(503 if bad else 200)
                 self.send_header("Content-Length", "0")

@@ -176,6 +176,8 @@ class Inbox:
             if not room:
                 await self._wait_for_room(stop_event)
                 continue
+            # A queue may hold back the next message of a group until the one in progress is answered.
+            was_idle = not self._active_tasks
             try:
                 deliveries = await self._source.receive(room)
             except Exception as error:  # noqa: BLE001 - an inbox must survive an outage of its queue
@@ -184,7 +186,7 @@ class Inbox:
                 continue
             for lane in group_lanes(deliveries):
                 self._start_lane(lane)
-            if until_empty and not deliveries and not self._active_tasks:
+            if until_empty and not deliveries and was_idle:
                 return
 
     def _start_lane(self, lane: list[ReceivedMessage]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.inbox import Inbox, InboxStats
+from oncemore.inbox import Inbox, InboxStats, ReceivedMessage
 from oncemore.outbox import OutboxRelay
 from tests.messaging.inbox.fake_queue import Queue, Shop, drain, make_message
 
@@ -243,6 +243,26 @@ def test_messages_of_one_lane_are_in_order_and_wait_for_a_deferred_one(
     queue.due()
     drain(queue, shop.step, concurrency=6)
     assert [order for order, _ in shop.booked[3:]] == [f"{stuck}{n}" for n in range(1, 4)]
+
+
+def test_a_queue_that_holds_back_a_group_is_drained_to_its_end(engine: oncemore.Engine) -> None:
+    class GroupQueue(Queue):
+        """Delivers a message only after the answer to the one before, and looks before it waits."""
+
+        async def receive(self, limit: int) -> list[ReceivedMessage]:
+            answered = self.told.copy()
+            if len(answered) == delivered[0] and self.waiting:
+                delivered[0] += 1
+                return await super().receive(1)
+            # The message in progress ends while this call is under way.
+            while len(self.told) == len(answered) < delivered[0]:  # noqa: ASYNC110 - the queue has no event
+                await asyncio.sleep(0.001)
+            return []
+
+    delivered = [0]
+    shop = Shop()
+    drain(GroupQueue(*(make_message(f"m{n}", {"order": f"A-{n}"}) for n in range(4))), shop.step)
+    assert shop.booked == [(f"A-{n}", 1) for n in range(4)]
 
 
 def test_an_unreachable_queue_is_retried(engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch) -> None:

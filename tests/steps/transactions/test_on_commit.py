@@ -203,9 +203,10 @@ FOREVER = {
 @pytest.mark.parametrize("how", ["a statement", "python", "python, then a statement"])
 def test_it_is_bounded_in_time(beside: Beside, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others wait for it: what takes too long is undone, and is a failed attempt."""
-    for module in ("sqlite.joined", "postgres.joined"):
-        monkeypatch.setattr(f"oncemore.log.{module}.JOINED_WRITE_LIMIT_S", 0.1)
-    monkeypatch.setattr(store, "JOINED_WRITE_LIMIT_S", 0.1)
+
+    def set_limit(seconds: float) -> None:
+        for module in ("oncemore.log.sqlite.joined", "oncemore.log.postgres.joined", "oncemore.log.store"):
+            monkeypatch.setattr(f"{module}.JOINED_WRITE_LIMIT_S", seconds)
 
     def slow(tx: Any) -> None:
         if how == "a statement":
@@ -215,11 +216,13 @@ def test_it_is_bounded_in_time(beside: Beside, how: str, monkeypatch: pytest.Mon
         if how == "python, then a statement":
             tx.execute("SELECT 1")
 
+    set_limit(0.1)
     began = time.monotonic()
     with FakeClock(), pytest.raises(oncemore.Error) as caught:
         beside.step(slow)(1)
     assert "took longer than 0.1 s" in str(caught.value)
     assert time.monotonic() - began < 20
+    set_limit(60.0)  # on a busy machine a quick write can take a tenth of a second too
     assert beside.step()(2) == 2
     assert beside.orders() == [(2, 1)]
 
