@@ -150,7 +150,7 @@ def test_a_stream_that_breaks_is_an_error_of_the_application(engine: oncemore.En
             app(make_request())
 
 
-def test_a_stored_response_keeps_its_fields_and_gets_no_others(engine: oncemore.Engine) -> None:
+def test_a_stored_response_keeps_exactly_its_fields(engine: oncemore.Engine) -> None:
     answer = oncemore.http.StoredResponse(201, b"found", [("Link", "</1>"), ("Link", "</2>"), ("X", "é")])
 
     def view(request: Any) -> Any:

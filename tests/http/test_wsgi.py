@@ -137,6 +137,22 @@ def test_a_path_is_the_same_as_that_of_asgi(engine: oncemore.Engine) -> None:
     assert len(paths) == 1
 
 
+def test_a_request_needs_a_key_and_an_undecided_response_is_not_stored(engine: oncemore.Engine) -> None:
+    world = World(engine, optional="/free")
+    assert world.ask(HTTP_IDEMPOTENCY_KEY=None).problem == "key-missing"
+    assert world.ask(HTTP_IDEMPOTENCY_KEY="a b").problem == "key-malformed"
+    assert world.ask(HTTP_IDEMPOTENCY_KEY=None, PATH_INFO="/free").status == "201 Made"
+
+    def fail(environ: Any, start: Any) -> Any:
+        start("503 Busy", [("Content-Type", "text/plain")])
+        return [b"busy"]
+
+    world.work = fail
+    assert (world.ask().status, world.ask().body) == ("503 Busy", b"busy")
+    world.work = world.answer
+    assert world.ask().status == "201 Made"
+
+
 def test_parts_can_be_written_and_iterables_are_closed(engine: oncemore.Engine) -> None:
     closed: list[str] = []
 

@@ -219,6 +219,36 @@ def test_reported_runs_are_remembered_up_to_a_limit(
     assert report.filter_exception({"b": 2}, {"exc_info": (RuntimeError, outer, None)}) == {"b": 2}
 
 
+def test_breadcrumbs_and_failures_in_this_process() -> None:
+    import sentry_sdk
+    from sentry_sdk.transport import Transport
+
+    sent: list[Any] = []
+
+    class Collector(Transport):
+        def capture_envelope(self, envelope: Any) -> None:
+            sent.append(envelope.get_event())
+
+    answers: list[Exception] = [ConnectionError("refused"), ValueError("wrong")]
+    calm = oncemore.Policy(schedule=oncemore.backoff.fixed(0.001, 0.002), jitter=oncemore.Jitter("none"))
+
+    @oncemore.step(effect="idempotent", name="shop.charge", policy=calm)
+    def charge(order: int) -> None:
+        raise answers.pop(0)
+
+    sentry_sdk.init(dsn="https://public@sentry.invalid/1", transport=Collector, default_integrations=False)
+    try:
+        with telemetry.enable_sentry(), oncemore.open("memory:"):
+            with pytest.raises(oncemore.PermanentFailure) as failed:
+                charge(1)
+            sentry_sdk.capture_exception(failed.value)
+    finally:
+        sentry_sdk.init()
+    (event,) = sent
+    assert event["exception"]["values"][0]["type"] == "ValueError"
+    assert len(event["breadcrumbs"]["values"]) == 4
+
+
 def test_without_the_sdk_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "oncemore.telemetry.sentry", raising=False)
     monkeypatch.delattr(telemetry, "sentry", raising=False)

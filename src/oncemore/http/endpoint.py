@@ -27,7 +27,7 @@ from oncemore.http import problems
 from oncemore.http.exchange import (
     CallRequestStep,
     FindPrincipal,
-    ReadBody,
+    ReadRequestBody,
     Reply,
     RequestExchange,
     is_awaitable,
@@ -198,7 +198,7 @@ class IdempotentEndpoint:
             is_optional = _matches_path(exchange.path, self._optional)
             return PASS_THROUGH if is_optional else _make_problem(problems.MISSING)
         try:
-            exchange.body = yield ReadBody(self._max_request)
+            exchange.body = yield ReadRequestBody(self._max_request)
         except RequestTooLarge:
             return _make_problem(problems.TOO_LARGE)
         except RequestTruncated:

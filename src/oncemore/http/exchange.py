@@ -90,7 +90,7 @@ class FindPrincipal(NamedTuple):
     function: Callable[[Any], Any]
 
 
-class ReadBody(NamedTuple):
+class ReadRequestBody(NamedTuple):
     """Read the whole body. Returns bytes; raises `RequestTooLarge` or `RequestTruncated`."""
 
     max_bytes: int
@@ -107,7 +107,7 @@ def _perform_find_principal(exchange: Any, op: FindPrincipal) -> Any:
     return exchange.find_principal(op.function)
 
 
-def _perform_read_body(exchange: Any, op: ReadBody) -> Any:
+def _perform_read_body(exchange: Any, op: ReadRequestBody) -> Any:
     return exchange.read_body(op.max_bytes)
 
 
@@ -117,7 +117,7 @@ def _perform_call_step(exchange: Any, op: CallRequestStep) -> Any:
 
 _PERFORMERS: dict[type, Callable[[Any, Any], Any]] = {
     FindPrincipal: _perform_find_principal,
-    ReadBody: _perform_read_body,
+    ReadRequestBody: _perform_read_body,
     CallRequestStep: _perform_call_step,
 }
 #: The same functions for both drivers: the methods of an async exchange return awaitables.
@@ -147,7 +147,7 @@ def is_awaitable(value: Any) -> bool:
 def refuse_awaitable(option: str, value: Any) -> Any:
     """Return a value; raise `UsageError` if a function given to a blocking endpoint was async."""
     if is_awaitable(value):
-        if hasattr(value, "close"):
-            value.close()  # or Python warns that it was never awaited
+        # A coroutine that is not closed makes Python warn that it was never awaited.
+        getattr(value, "close", bool)()
         raise UsageError(f"{option} is async; a blocking application takes a plain function")
     return value

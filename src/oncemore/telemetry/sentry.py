@@ -25,6 +25,8 @@ from oncemore.errors import Error
 from oncemore.steps.step_log import describe_event, logger
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from oncemore._listeners import EventSubscription
 
 #: How many reported runs are remembered, to recognise their errors.
@@ -42,7 +44,7 @@ _TAGS = ("step", "run_id", "policy", "provider", "tenant")
 
 
 class SentryReport:
-    """Sends the events of this process to Sentry until `disable()`."""
+    """Sends the events of this process to Sentry until `disable()`, or until the end of a `with` block."""
 
     def __init__(self) -> None:
         self._reported: OrderedDict[str, None] = OrderedDict()
@@ -61,6 +63,12 @@ class SentryReport:
             self._subscription.unsubscribe()
             self._subscription = None
             unignore_logger(logger.name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.disable()
 
     def _report_event(self, event: Any) -> None:
         level, text = describe_event(event)
