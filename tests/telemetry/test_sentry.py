@@ -238,7 +238,8 @@ def test_breadcrumbs_and_failures_in_this_process() -> None:
 
     sentry_sdk.init(dsn="https://public@sentry.invalid/1", transport=Collector, default_integrations=False)
     try:
-        with telemetry.enable_sentry(), oncemore.open("memory:"):
+        telemetry.enable_sentry()
+        with telemetry.enable_sentry(), oncemore.open("memory:"):  # a second call changes nothing
             with pytest.raises(oncemore.PermanentFailure) as failed:
                 charge(1)
             sentry_sdk.capture_exception(failed.value)

@@ -11,6 +11,7 @@
         "sqs:https://sqs.eu-central-1.amazonaws.com/1234/alerts.fifo",
         "amqp://host:5672",                                  a queue of RabbitMQ, that of the topic's name
         { rabbitmq = "amqp://host:5672", exchange = "alerts", routing_key = "ops" },
+        "kafka://host:9092",                                 a topic of Kafka, that of the event
     ]
 
 The name is part of the topic of a sink's notifications, so that any process with the same settings can send
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore._redact import describe_value
 from oncemore.errors import UsageError
+from oncemore.messaging.kafka import KafkaSink
 from oncemore.messaging.queue_sinks import JetStreamSink, SqsSink
 from oncemore.messaging.rabbitmq import RabbitMqSink
 from oncemore.messaging.sinks import CommandSink, JsonLinesSink, WebhookSink
@@ -43,12 +45,13 @@ _SINK_OPTIONS = {
     "webhook": ("headers", "timeout", "form", "source", "signing_key"), "file": (), "command": ("timeout",),
     "jetstream": ("subject", "stream", "timeout", "form", "source"), "sqs": (),
     "rabbitmq": ("exchange", "routing_key", "timeout", "form", "source"),
+    "kafka": ("topic", "timeout", "form", "source"),
 }  # fmt: skip
 _SINK_SCHEMES = {
     "http": "webhook", "https": "webhook", "nats": "jetstream", "tls": "jetstream", "amqp": "rabbitmq",
-    "amqps": "rabbitmq",
+    "amqps": "rabbitmq", "kafka": "kafka",
 }  # fmt: skip
-_SINK_CLASSES = (WebhookSink, JsonLinesSink, CommandSink, JetStreamSink, SqsSink, RabbitMqSink)
+_SINK_CLASSES = (WebhookSink, JsonLinesSink, CommandSink, JetStreamSink, SqsSink, RabbitMqSink, KafkaSink)
 _NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -95,7 +98,7 @@ def _parse_sink(entry: Any, where: str, root: Path | None) -> tuple[str, Sink]:
         else:
             raise UsageError(
                 f"{where} is {describe_value(entry)}; it takes https://…, file:path, nats://…, "
-                "sqs:https://…, amqp://…, or a table"
+                "sqs:https://…, amqp://…, kafka://…, or a table"
             )
     if isinstance(entry, dict):
         return _parse_table(entry, where, root)
@@ -137,6 +140,8 @@ def _make_sink(kind: str, target: Any, options: dict[str, Any], root: Path | Non
         return SqsSink(target)
     if kind == "rabbitmq":
         return RabbitMqSink(target, **options)
+    if kind == "kafka":
+        return KafkaSink(target, **options)
     return JsonLinesSink((root or Path()) / Path(target).expanduser())
 
 

@@ -31,6 +31,7 @@ OPTIONAL_PARTS = (
     OptionalPart("nats", "nats-py", "a store, events and messages in NATS JetStream"),
     OptionalPart("aws", "boto3", "events and messages in SQS"),
     OptionalPart("rabbitmq", "pika", "events and messages in RabbitMQ"),
+    OptionalPart("kafka", "confluent-kafka", "events in Kafka"),
     OptionalPart("django", "django", "idempotent endpoints in Django"),
     OptionalPart("http", "httpx2", "an HTTP client for oncemore.http.Transport"),
     OptionalPart("cron", "cronsim", "schedules as cron expressions"),
