@@ -1,5 +1,5 @@
-"""What a breaker and the dataset gate cost while all is well: around a light retry beside its peers, and on
-a durable step.
+"""What a breaker, the dataset gate and measuring cost while all is well: around a light retry beside its
+peers, and on a durable step.
 
     python bench/gates.py            the tables, and a verdict for each goal
     python bench/gates.py --quick    the same in a few seconds, too noisy to believe
@@ -9,7 +9,8 @@ Method: `_measure.py`. Every breaker is closed and nothing has failed; each open
 row and stays open for five minutes. On a durable step it is shared by all processes on one SQLite store,
 which is on a disk in memory, so that computing shows and not the disk: its share is smaller where syncing
 takes time. The dataset is registered and open: the gate permits every attempt. The chain of hashes is part of
-every durable step, with and without a gate.
+every durable step, with and without a gate. Measuring is the energy, carbon and cost of each attempt, with a
+grid intensity and prices that are constants; the step also reads an input, whose lineage edge COMMIT stores.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ WITHOUT, WITH = "oncemore.retry", "oncemore.retry, breaker="
 BY_HAND = "hand-written (limit)"
 STEP, GATED = "durable step", "durable step, shared breaker"
 DATASET = "durable step, open dataset"
+UNMEASURED, MEASURED = "durable step, energy: off", "durable step, measured"
+EDGE = "durable step, measured, one lineage edge"
 PACKAGES = ("pybreaker", "purgatory", "circuitbreaker", "interlock-cb")
 
 
@@ -143,7 +146,35 @@ def governed(effort: Effort) -> tuple[Group, Goal]:
     return group, Goal("gate", "durable step with an open dataset", against[DATASET], 1.10, 1.05)
 
 
+def metered(effort: Effort) -> tuple[Group, Goal]:
+    """New work whose attempts are measured, with an input that its lineage names, and work without both."""
+    memory = Path("/dev/shm")
+    prices = {"grid_intensity": 400.0, "energy_price": 0.3, "compute_unit_cost": 0.1}
+    with (
+        tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder,
+        closing(oncemore.open(Path(folder, "off.db"), energy="off")) as off,
+        closing(oncemore.open(Path(folder, "on.db"), signals=prices)) as on,
+    ):
+        step = oncemore.step(effect="idempotent", name="plain")(_worked)
+        reading = oncemore.step(effect="idempotent", name="reading")(_reads)
+        subjects = [
+            _each(UNMEASURED, step.bind(off)),
+            _each(MEASURED, step.bind(on)),
+            _each(EDGE, reading.bind(on)),
+        ]
+        costs = interleaved(subjects, effort)
+    against = ratios(costs, UNMEASURED)
+    rows = [Row(subject, spread(own), against[subject]) for subject, own in costs.items()]
+    group = Group("a durable step, measured", "ns CPU per call", UNMEASURED, rows)
+    return group, Goal("measuring", "added to a durable step", against[MEASURED], 1.10, 1.05)
+
+
 def _worked(n: int) -> int:
+    return n
+
+
+def _reads(n: int) -> int:
+    oncemore.current().use(b"an input", name="input")
     return n
 
 
@@ -164,7 +195,7 @@ def main() -> None:
         goals.append(goal)
         yield group
         yield light_async(scale.calls)
-        for measure in (durable, governed):
+        for measure in (durable, governed, metered):
             group, goal = measure(scale.steps)
             goals.append(goal)
             yield group

@@ -23,6 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import apsw
 import msgspec
 from _durable import (
     AT_ONCE,
@@ -76,6 +77,7 @@ from _measure import (
 from _syncs import Syncs, opened
 
 import oncemore
+from oncemore.log.sqlite.store import SqliteStore
 from oncemore.log.store import HeadQuery
 from oncemore.maintenance.replay import LogReplay
 from oncemore.steps.history import verify_chain
@@ -439,6 +441,9 @@ def held_by_parked(path: Path, runs: int) -> float:
 
 SCAN, VERIFY = "scan of all entries", "rebuild: every link checked, every state folded"
 REPLAY = "replay: … and every decision computed again"
+BY_HAND_READ = "by hand: the same rows, hashed and decoded"
+# The same times as a quarter and a tenth of the scan of the day when the floors were set, rounded up.
+REBUILD_FLOOR, REPLAY_FLOOR, DECISIONS_FLOOR = 0.45, 0.2, 0.2
 
 
 def reading(scale: Scale, at: Place) -> Found:
@@ -447,18 +452,51 @@ def reading(scale: Scale, at: Place) -> Found:
     for n in range(scale.counted):
         step(n)
     subjects = [
+        read_by_hand(store),
         passes(SCAN, store, lambda entries: deque(entries, 0)),
         passes(VERIFY, store, verify_chain),
         passes(REPLAY, store, told_again),
     ]
     costs = interleaved(subjects, scale.memory)
     decided, rows = decisions(scale, at)
+    # Not against our own scan: that made a cheaper scan look like a dearer rebuild.
     goals = [
-        at_least("10", "rebuild ÷ scan", rate(costs, VERIFY, SCAN), 0.25),
-        at_least("10", "replay ÷ scan", rate(costs, REPLAY, SCAN), 0.1),
-        at_least("10", "… where every other entry is a decision", rate(decided, REPLAY, SCAN), 0.1),
+        at_least("10", "rebuild ÷ rows by hand", rate(costs, VERIFY, BY_HAND_READ), REBUILD_FLOOR),
+        at_least("10", "replay ÷ rows by hand", rate(costs, REPLAY, BY_HAND_READ), REPLAY_FLOOR),
+        at_least(
+            "10",
+            "… where every other entry is a decision",
+            rate(decided, REPLAY, BY_HAND_READ),
+            DECISIONS_FLOOR,
+        ),
     ]
-    return [table_of("reading back", "µs CPU an entry", SCAN, costs), rows], goals
+    return [table_of("reading back", "µs CPU an entry", BY_HAND_READ, costs), rows], goals
+
+
+def read_by_hand(store: Store) -> Subject:
+    """Read the rows of the log through apsw, hash every header and body, and decode them: the least there is.
+
+    Whatever checks the chain and computes the states has to do this much.
+    """
+    assert isinstance(store, SqliteStore)
+    with closing(apsw.Connection(str(store.path))) as connection:
+        ((whole,),) = connection.execute("SELECT count(*) FROM log")
+    decode = msgspec.json.decode
+
+    def run(n: int) -> int:
+        begun, left = cpu(), n
+        with closing(apsw.Connection(str(store.path), flags=apsw.SQLITE_OPEN_READONLY)) as connection:
+            while left > 0:
+                rows = connection.execute("SELECT * FROM log ORDER BY seq LIMIT ?", (left,))
+                for _, _, _, _, _, header, body, _ in rows:
+                    sha256(header).digest()
+                    sha256(body).digest()
+                    decode(header)
+                    decode(body)
+                left -= whole
+        return cpu() - begun
+
+    return Subject(BY_HAND_READ, run)
 
 
 def told_again(entries: Iterator[Entry]) -> None:
@@ -474,9 +512,13 @@ def decisions(scale: Scale, at: Place) -> tuple[Costs, Group]:
         for n in range(scale.counted // 5):
             failing.bind(engine).run(n)
     store = engine.store
-    subjects = [passes(SCAN, store, lambda entries: deque(entries, 0)), passes(REPLAY, store, told_again)]
+    subjects = [
+        read_by_hand(store),
+        passes(SCAN, store, lambda entries: deque(entries, 0)),
+        passes(REPLAY, store, told_again),
+    ]
     costs = interleaved(subjects, scale.memory)
-    return costs, table_of("reading decisions back", "µs CPU an entry", SCAN, costs)
+    return costs, table_of("reading decisions back", "µs CPU an entry", BY_HAND_READ, costs)
 
 
 @oncemore.step(effect="idempotent", name="bench.failing", policy=oncemore.Policy("failing", max_attempts=5))

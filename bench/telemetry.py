@@ -9,8 +9,9 @@ and CPU time in memory (/dev/shm). OpenTelemetry has its SDK with a batch proces
 drops the spans, so that what is measured is the cost inside the step and that of the processor's thread, and
 not that of a network. `without hooks` is the same step with the calls that look for listeners taken out.
 `two spans by hand` is a step without telemetry whose caller and function each start a span of their own, with
-the names and attributes that ours have: what the SDK itself costs around a step. The goal for OpenTelemetry
-is about what we add to that, because a library cannot make the SDK cheaper.
+the names and attributes that ours have: what the SDK itself costs around a step. What we add to that is
+printed too; it may be negative, because a thread makes most of our spans, many at a time. CPU time is that of
+all threads: what the spans cost in sum.
 """
 
 from __future__ import annotations
@@ -198,10 +199,7 @@ def measured(options: Namespace) -> Iterator[Group]:
 
 
 def goals(groups: list[Group]) -> list[Goal]:
-    """Off costs nothing that can be measured; on costs at most a tenth of a durable step.
-
-    For OpenTelemetry that tenth is ours alone: the same step with two spans by hand is taken off.
-    """
+    """Off costs nothing that can be measured; on costs at most a tenth of a durable step."""
     disk, memory = groups
     without = memory.of(WITHOUT).ratio
     off = spread([1 / without.low, 1 / without.median, 1 / without.high])
@@ -209,10 +207,12 @@ def goals(groups: list[Group]) -> list[Goal]:
         Goal("off", "over the step without hooks, CPU in memory", off, 1.02, 1.01),
         *(
             Goal("on", f"{name}, over off, on disk", disk.of(name).ratio, 1.10, 1.05)
-            for name in (LISTENER, PROMETHEUS)
+            for name in (LISTENER, PROMETHEUS, OTEL, SAMPLED)
         ),
-        Goal("on", f"{OTEL}, our share of a step, on disk", our_share(disk, OTEL, HAND), 0.10, 0.05, ""),
-        Goal("on", f"{SAMPLED}, our share", our_share(disk, SAMPLED, HAND_SAMPLED), 0.10, 0.05, ""),
+        *(
+            Goal("on", f"{ours} less {hand}, in steps", our_share(disk, ours, hand), 0.10, 0.0, "")
+            for ours, hand in ((OTEL, HAND), (SAMPLED, HAND_SAMPLED))
+        ),
     ]
 
 

@@ -29,6 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "_startup",
         "errors",
         "_file_trust",
+        "_replace_file",
         "_redact",
         "config",
         "clock",

@@ -26,12 +26,16 @@ class EventSubscription:
     Also a context manager that unsubscribes at the end of its block. Calling it calls the function.
     """
 
-    __slots__ = ("_has_failed", "_kinds", "callback")
+    __slots__ = ("_has_failed", "_kinds", "callback", "hears_runs")
 
     def __init__(
-        self, callback: Callable[[ProcessEvent], object], kinds: Collection[type] | None = None
+        self,
+        callback: Callable[[ProcessEvent], object],
+        kinds: Collection[type] | None = None,
+        *,
+        hears_runs: bool = True,
     ) -> None:
-        self.callback = callback
+        self.callback, self.hears_runs = callback, hears_runs
         self._kinds = kinds
         self._has_failed = False
 
@@ -41,9 +45,8 @@ class EventSubscription:
 
     def unsubscribe(self) -> None:
         """Stop calling the function; a second call does nothing."""
-        global listeners
         with _lock:
-            listeners = tuple(other for other in listeners if other is not self)
+            _set_listeners(tuple(other for other in listeners if other is not self))
 
     def __enter__(self) -> Self:
         return self
@@ -84,6 +87,8 @@ class EventSubscription:
 
 #: The functions that are called with events. Replaced and never changed, so that reading it needs no lock.
 listeners: tuple[EventSubscription, ...] = ()
+#: Those of them that are called with the events of runs.
+run_listeners: tuple[EventSubscription, ...] = ()
 _lock = allocate_lock()
 _active: ContextVar[tuple[EventSubscription, ...]] = ContextVar("oncemore.events", default=())
 
@@ -106,19 +111,36 @@ def on_event(callback: Callable[[ProcessEvent], object]) -> EventSubscription:
 
 
 def add_listener(
-    callback: Callable[[ProcessEvent], object], kinds: Collection[type] | None = None
+    callback: Callable[[ProcessEvent], object],
+    kinds: Collection[type] | None = None,
+    *,
+    hears_runs: bool = True,
 ) -> EventSubscription:
-    """Call a function with the events of these types, or with all of them."""
-    global listeners
-    subscription = EventSubscription(callback, kinds)
+    """Call a function with the events of these types, or with all of them.
+
+    hears_runs  whether the events of runs are among them; else a step need not build them
+    """
+    subscription = EventSubscription(callback, kinds, hears_runs=hears_runs)
     with _lock:
-        listeners = (*listeners, subscription)
+        _set_listeners((*listeners, subscription))
     return subscription
+
+
+def _set_listeners(subscriptions: tuple[EventSubscription, ...]) -> None:
+    global listeners, run_listeners
+    listeners = subscriptions
+    run_listeners = tuple(listener for listener in listeners if listener.hears_runs)
 
 
 def publish_event(event: ProcessEvent) -> None:
     """Call all listeners of this process with an event."""
     for listener in listeners:
+        listener.deliver_event(event)
+
+
+def publish_run_event(event: ProcessEvent) -> None:
+    """Call the listeners of runs with an event."""
+    for listener in run_listeners:
         listener.deliver_event(event)
 
 

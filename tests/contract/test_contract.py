@@ -119,6 +119,11 @@ class PagesByDue(MemoryStore):
         return iter([head for head in whole if after is None or head.entity > after][: query.limit])
 
 
+class ListsByDue(MemoryStore):
+    def list_heads(self, query: HeadQuery) -> Iterator[Head]:
+        return super().list_heads(query._replace(by_creation=False))
+
+
 class TakesAllForDead(MemoryStore):
     def is_worker_gone(self, worker: str) -> bool:
         return True
@@ -184,6 +189,7 @@ class MendsOver(MemoryStore):
         (PrunesOne, store_contract.bodies_of_several_entities_are_pruned_together),
         (DropsWhatMoved, store_contract.unchanged_entities_can_be_dropped),
         (DropsHeadsOnly, store_contract.unchanged_entities_can_be_dropped),
+        (ListsByDue, store_contract.all_heads_can_be_read_beside_the_log),
         (PagesByDue, store_contract.heads_can_be_listed_page_by_page),
         (TakesAllForDead, store_contract.a_registered_worker_is_not_gone),
         (KnowsNobody, store_contract.asking_for_an_unknown_worker_is_no_error),

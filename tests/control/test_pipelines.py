@@ -10,6 +10,7 @@ import oncemore
 from oncemore import PolicyViolation
 from oncemore.control.model import ALL_EXECUTION
 from oncemore.errors import NotPermitted, OutcomeUnknown, PermanentFailure, Quarantined, UsageError
+from oncemore.queries.ledger_reports import RETRIES, VERSIONING, build_reports
 from oncemore.workers.worker import Worker
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def ingest(item: str) -> str:
     return publish(check(poll(item)))
 
 
+@pytest.mark.req("CLASS-3")
 def test_an_error_in_stage_2_of_3_leaves_stage_3_uncalled_for_every_item(engine: Engine) -> None:
     with pytest.raises(Quarantined, match="no id"):
         ingest("bad")
@@ -72,7 +74,14 @@ def test_an_error_in_stage_2_of_3_leaves_stage_3_uncalled_for_every_item(engine:
         publish("anything")
     assert calls == ["poll bad", "check bad"]
     assert report("other") == "other", "a step of another pipeline goes on"
-    assert len(list(engine.quarantine)) == 1
+    (item,) = engine.quarantine
+    ledgers = build_reports(engine)
+    (held,) = (entry for entry in ledgers[VERSIONING] if entry["kind"] == "quarantine")
+    (tried,) = ledgers[RETRIES]
+    assert held["error_classes"] == tried["error_classes"] == ["SCHEMA_INVALID"]
+    assert tried["attempts"] == 1
+    assert held["id"].startswith(f"run/{check.key('bad')}#")
+    assert item.step == "stage-2"
     assert engine.switches.off(pipeline=HERE, reason="the item is set aside", by="operator")
     assert ingest("good") == "good"
     assert [(said.action, said.name, said.by) for said in engine.switches.history()] == [

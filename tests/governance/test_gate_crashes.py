@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from oncemore.errors import OutcomeUnknown, Quarantined
-from oncemore.governance.dataset_model import BLOCKED, DatasetRecord, dataset_entity
+from oncemore.governance.checkpoints import LedgerSigner, make_checkpoint
+from oncemore.governance.dataset_model import BLOCKED, OPEN, DatasetRecord, dataset_entity
+from oncemore.governance.keys import generate_key
+from oncemore.governance.ledger_verify import verify_ledger
 from oncemore.log.entry_codec import build_write, decode_header, load_head
-from oncemore.log.record import RecordChange
+from oncemore.log.record import NOWHERE, RecordChange
 from oncemore.log.store import Batch, Stored
-from tests.crash.harness import BEFORE_EACH, crash_everywhere
+from oncemore.queries.ledger_reports import RETRIES, build_reports
+from tests.crash.harness import BEFORE_EACH, crash_everywhere, open_engine_on
 from tests.crash.simulation import JudgedSimulation
 
 if TYPE_CHECKING:
@@ -120,3 +124,45 @@ def test_a_block_and_a_crash_at_every_operation(
     record_property("gate crashes", ways)
     assert ways > 50
     assert bool(void_claims) == checks_guards_late
+
+
+class SensitiveSimulation(GatedSimulation):
+    """A simulation whose step works on a registered dataset with a sensitive label."""
+
+    def register_dataset(self) -> SensitiveSimulation:
+        """Register the dataset, and return the simulation."""
+        record = DatasetRecord(OPEN, "survey", "Sensitive · Council only")
+        write = build_write(DATASET, 0, NOWHERE, RecordChange(("DATASET",), None, record), self.now)
+        assert isinstance(self.store.append(Batch((write,))).wait(), Stored)
+        return self
+
+
+@pytest.mark.unmeasured
+@pytest.mark.req("GOV-15")
+@pytest.mark.parametrize("effect", ["idempotent", "outbox"])
+def test_a_crash_of_work_on_sensitive_data_is_recovered_and_every_attempt_is_in_the_ledger(
+    effect: str,
+) -> None:
+    def start() -> SensitiveSimulation:
+        return SensitiveSimulation(effect, ["transient", "event effect ok"]).register_dataset()
+
+    def run(simulation: SensitiveSimulation, crash: CrashPoint | None) -> None:
+        simulation.run_process(simulation.call_step, crash=crash)
+
+    crashes, signer = 0, LedgerSigner(generate_key())
+    for simulation in crash_everywhere(start, run):
+        crashes += 1
+        for _ in range(3):
+            simulation.run_process(simulation.call_step)
+        run_record = simulation.load_run().record
+        assert run_record.state == "COMPLETE", "it goes on without a hand edit"
+        # The attempts of the log, of the ledger and of the simulated process are the same.
+        with open_engine_on(simulation.store) as engine:
+            (entry,) = build_reports(engine)[RETRIES]
+            assert entry["attempts"] == run_record.attempt == simulation.count_intents()
+            assert entry["care_labels"] == ["Sensitive · Council only"]
+            report = make_checkpoint(engine, signer)
+            verified = verify_ledger(engine, [signer.key.public])
+        # Every entry is under the signed checkpoint, but for that of the checkpoint itself.
+        assert (verified.covered, verified.uncovered) == (report.checkpoint.size, 1)
+    assert crashes > 20

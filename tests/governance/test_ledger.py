@@ -23,6 +23,7 @@ from oncemore.governance.checkpoints import (
     read_checkpoints,
     restore_tree,
 )
+from oncemore.governance.identity import Decider
 from oncemore.governance.keys import generate_key
 from oncemore.governance.ledger_export import export_ledger, export_to_path, verify_export
 from oncemore.governance.ledger_proofs import (
@@ -254,17 +255,17 @@ def test_the_first_checkpoint_waits_for_prunes_that_do_not_know_of_it(
     engine: Engine, signer: LedgerSigner, clock: FakeClock
 ) -> None:
     book("a")
-    with MaintenanceTask(engine, "prune", "old", "an operator") as task:
+    with MaintenanceTask(engine, "prune", "old", Decider("an operator")) as task:
         with pytest.raises(InProgress, match="a prune is running"):
             make_checkpoint(engine, signer)
         task.mark_done(0, {})
     # A killed prune deletes nothing any more, once its lease has ended.
-    with MaintenanceTask(engine, "prune", "killed", "an operator"):
+    with MaintenanceTask(engine, "prune", "killed", Decider("an operator")):
         pass
     clock.advance(600.0)
     assert make_checkpoint(engine, signer).is_new
     # A prune that began after the first checkpoint records what it deletes: nothing has to wait for it.
-    with MaintenanceTask(engine, "prune", "old", "an operator") as task:
+    with MaintenanceTask(engine, "prune", "old", Decider("an operator")) as task:
         book("b")
         assert make_checkpoint(engine, signer).is_new
         task.mark_done(0, {})

@@ -70,7 +70,7 @@ def test_the_commands_use_the_settings(
     assert "no new entries; the last checkpoint covers" in run(capsys, "checkpoint")
     text = run(capsys, "verify")
     assert "signatures: valid" in text
-    assert "1 checkpoints from outside match" in text
+    assert "1 checkpoint matches from outside" in text
     run(capsys, "export", "all.jsonl", "--without-bodies")
     assert "are without their bodies" in run(capsys, "verify", "--export", "all.jsonl")
     run(capsys, "prove", book.key("a"), "--out", "a.tlog-proof")

@@ -60,6 +60,12 @@ def git(*arguments: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
+def make_evidence(path: str, against: str) -> int:
+    """Write the evidence of a changed file from assumed failures; return the exit code."""
+    assumed = ("--failure-probability", "0.5", "--samples", "5", "--attempt-energy", "1", "--intensity", "1")
+    return Ran("simulate", "--policy", path, "--evidence", against, *assumed).code
+
+
 @pytest.mark.req("POL-7")
 def test_a_changed_number_needs_a_new_version(tmp_path: Path) -> None:
     path, earlier = tmp_path / "mine.yaml", tmp_path / "earlier.yaml"
@@ -70,6 +76,7 @@ def test_a_changed_number_needs_a_new_version(tmp_path: Path) -> None:
     assert "mine.yaml: policies.default.max_attempts changed (4 → 5)" in ran.words
     assert "the version is still retry-loop-v1.0" in ran.words
     path.write_text(POLICY.replace("4", "5").replace("v1.0", "v1.1"))
+    assert make_evidence("mine.yaml", "earlier.yaml") == 0
     ran = Ran("policy", "check", "mine.yaml", "--against", "earlier.yaml")
     assert (ran.code, "compared with earlier.yaml (retry-loop-v1.0)" in ran.words) == (0, True)
     path.write_text(POLICY.replace("v1.0", "v0.9"))
@@ -118,6 +125,7 @@ def test_a_file_is_compared_with_a_commit_of_git(tmp_path: Path) -> None:
     ran = Ran(*check, "HEAD")
     assert (ran.code, "policies.default.timeout_s changed (30 → 7)" in ran.words) == (1, True)
     path.write_text(path.read_text().replace("v1.0", "v1.1"))
+    assert make_evidence("policies/mine.yaml", "HEAD") == 0
     assert Ran(*check, "HEAD").code == 0
     (folder / "new.yaml").write_text(POLICY)
     assert (
@@ -131,7 +139,10 @@ def test_what_cannot_be_compared_is_named(tmp_path: Path) -> None:
     path.write_text(POLICY)
     for revision in ("nowhere", "--output=x", "HEAD:x"):
         ran = Ran("policy", "check", "mine.yaml", f"--against={revision}")
-        assert (ran.code, "is neither a file nor a revision of git" in " ".join(ran.err.split())) == (2, True)
+        assert (
+            ran.code,
+            "is neither a file, a profile nor a revision of git" in " ".join(ran.err.split()),
+        ) == (2, True)
     assert Ran("policy", "check", "-", "--against", "HEAD").code == 2
     path.write_text("broken")
     git("init", "-q")

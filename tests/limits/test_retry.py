@@ -18,6 +18,7 @@ import pytest
 import oncemore
 from oncemore.audit.events import parse_event
 from oncemore.errors import StoreError
+from oncemore.governance.identity import Decider
 from oncemore.limits import breaker as gates
 from oncemore.limits import shared_breaker
 from oncemore.log.store import Batch, Conflict
@@ -638,10 +639,13 @@ def test_a_reset_is_on_record_with_who_and_why(engine: oncemore.Engine, clock: F
     with pytest.raises(ConnectionResetError), breaker:
         raise ConnectionResetError
     with pytest.raises(oncemore.UsageError, match="resetting a breaker needs a reason"):
-        shared_breaker.reset_breaker(engine, "stac", " ", "operator")
+        shared_breaker.reset_breaker(engine, "stac", " ", Decider("operator"))
     with pytest.raises(oncemore.UsageError, match="there is no breaker 'nobody' in this store"):
-        shared_breaker.reset_breaker(engine, "nobody", "because", "operator")
-    assert shared_breaker.reset_breaker(engine, "stac", "it was our network", "operator").state == "CLOSED"
+        shared_breaker.reset_breaker(engine, "nobody", "because", Decider("operator"))
+    assert (
+        shared_breaker.reset_breaker(engine, "stac", "it was our network", Decider("operator")).state
+        == "CLOSED"
+    )
     with breaker:
         pass
     from oncemore.log.entry_codec import decode_body

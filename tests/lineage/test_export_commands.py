@@ -12,8 +12,8 @@ import pytest
 import rdflib
 
 import oncemore
-from oncemore.lineage import document_file
-from oncemore.lineage.document_file import RecordSpool, open_replacement
+from oncemore._replace_file import read_default_mode
+from oncemore.lineage.document_file import RecordSpool, open_document
 from oncemore.lineage.exports import ExportOptions, write_prov
 from oncemore.queries import run_histories
 from oncemore.queries.run_histories import HistoryFilter, read_histories
@@ -138,15 +138,14 @@ def test_a_fault_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
         raise ValueError("the store is gone")
         yield
 
-    with pytest.raises(ValueError, match="gone"), open_replacement(file) as out:
+    with pytest.raises(ValueError, match="gone"), open_document(file) as out:
         write_prov(fail(), out, "turtle", ExportOptions())
     assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("out.ttl", "old")]
-    with open_replacement(file) as out:
+    with open_document(file) as out:
         out.write("new")
         assert file.read_text() == "old", "a reader sees the old file until the new one is whole"
     assert file.read_text() == "new"
-    umask = document_file._read_umask()
-    assert file.stat().st_mode & 0o777 == 0o666 & ~umask
+    assert file.stat().st_mode & 0o777 == read_default_mode()
 
 
 def test_a_spool_has_each_record_once_in_order() -> None:

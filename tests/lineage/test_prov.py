@@ -111,7 +111,8 @@ def test_the_policy_is_the_plan_of_each_run(histories: list[RunHistory]) -> None
         assert graph.value(plan, TERMS.version).toPython() == version
         assert graph.value(plan, DCTERMS.title).toPython() == name
         classes = {str(each).rpartition("/")[2] for each in graph.objects(plan, RDF.type)}
-        assert {"E29_Design_or_Procedure", "TechArticle", "geosparql#FeatureCollection"} <= classes
+        alignments = {"E29_Design_or_Procedure", "TechArticle", "geosparql#FeatureCollection"}
+        assert alignments | {"time#ProperInterval"} <= classes
     assert PROV.Plan not in set(parse(export(histories, "turtle"), "turtle").objects(None, RDF.type))
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from oncemore import cli
 from oncemore.lint import project
-from oncemore.lint.project import SKIPPED_FOLDERS, check_files, mend_source, read_files, replace_file
+from oncemore.lint.project import SKIPPED_FOLDERS, check_files, mend_source, read_files, replace_source
 from oncemore.lint.reports import build_sarif
 from oncemore.lint.rules import RULES
 from oncemore.lint.settings import LintSettings
@@ -373,7 +373,7 @@ def test_a_failed_replacement_leaves_the_old_file_and_nothing_else(
             target: Any = os if name == "fsync" else Path
             patch.setattr(target, name, _fail)
             with pytest.raises(OSError, match="no space"):
-                replace_file(path, b"new")
+                replace_source(path, b"new")
         assert [one.name for one in tmp_path.iterdir()] == ["a.py"]
         assert path.read_text() == "old"
 
@@ -386,7 +386,7 @@ def test_a_link_is_followed_and_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "real.py"
     path.write_text("old")
     (tmp_path / "link.py").symlink_to(path)
-    replace_file(tmp_path / "link.py", b"new")
+    replace_source(tmp_path / "link.py", b"new")
     assert (tmp_path / "link.py").is_symlink()
     assert path.read_text() == "new"
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
+from oncemore.governance.identity import Decider
 from oncemore.log.entry_codec import build_write, decode_body, decode_head, load_head
 from oncemore.log.memory import MemoryStore
 from oncemore.log.record import RecordChange, RunRecord, WorkerRecord
@@ -527,7 +528,7 @@ def test_a_prune_does_not_close_the_task_of_a_live_one(clock: FakeClock) -> None
     one, other = open_engine_on(store), open_engine_on(store)
     from oncemore.maintenance.tasks import MaintenanceTask
 
-    with MaintenanceTask(one, "prune", "r", "b"):
+    with MaintenanceTask(one, "prune", "r", Decider("b")):
         other.prune(older_than=3600)
         assert sorted(task.state for task in other.maintenance_tasks()) == ["DONE", "OPEN"]
     one.close()
@@ -540,7 +541,7 @@ def test_a_task_written_by_another_process_is_not_overwritten(clock: FakeClock) 
 
     store = MemoryStore()
     engine = open_engine_on(store)
-    with MaintenanceTask(engine, "prune", "r", "b") as task:
+    with MaintenanceTask(engine, "prune", "r", Decider("b")) as task:
         abandoned = [(task.entity, engine.maintenance_tasks()[0])]
         close_abandoned_tasks(engine, abandoned)
         close_abandoned_tasks(engine, abandoned)
@@ -554,7 +555,7 @@ def test_a_task_closes_its_retired_worker(clock: FakeClock) -> None:
     from oncemore.maintenance.tasks import MaintenanceTask
 
     engine = open_engine_on(MemoryStore())
-    with MaintenanceTask(engine, "prune", "r", "b"):
+    with MaintenanceTask(engine, "prune", "r", Decider("b")):
         me = engine.leases.current_identity()
         engine.leases.retire_worker(me)
     assert engine.store.is_worker_gone(me.name)

@@ -11,6 +11,7 @@ from msgspec.json import decode, encode
 import oncemore
 from oncemore.errors import StoreError
 from oncemore.log.memory import MemoryStore
+from oncemore.log.sqlite import queries
 from oncemore.log.sqlite.maintenance import SqliteMaintenance
 from oncemore.log.sqlite.store import ReadOnlySqliteStore, SqliteStore
 from oncemore.log.store import Batch, Head, HeadQuery, Store
@@ -144,6 +145,51 @@ def test_a_head_that_names_the_entry_of_another_entity_is_reported() -> None:
         store._heads["run/other"] = head._replace(entity="run/other")
         found = rebuild.rebuild_heads(store)
         assert [(one.entity, one.what) for one in found.wrong] == [("run/other", "ahead")]
+
+
+def test_a_head_that_names_the_entry_of_another_entity_is_reported_on_sqlite(path: Path) -> None:
+    change(
+        path,
+        "INSERT INTO head SELECT NULL, 'run/other', version, hash, head, kind, state, due, step, worker, "
+        "dataset, seq FROM head WHERE step='pay' LIMIT 1",
+    )
+    found = rebuild_store(path)
+    assert [(one.entity, one.what) for one in found.wrong] == [("run/other", "ahead")]
+
+
+@pytest.mark.parametrize("page", [1, 3, 2_000])
+@pytest.mark.parametrize("order", ["-id", "id + 1000 * (id % 3)", "id"])
+def test_heads_may_come_in_any_order(
+    path: Path, order: str, page: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rebuild, "PAGE_SIZE", page)
+    monkeypatch.setattr(queries, "HEAD_PAGE", 2)
+    change(path, f"UPDATE head SET id=100000 + {order}")  # noqa: S608
+    found = rebuild_store(path)
+    assert (found.wrong, found.heads) == ((), 17)
+    change(path, "UPDATE head SET hash=zeroblob(32) WHERE step='polite'")
+    assert told(rebuild_store(path)) == [("different", ("hash",))]
+
+
+def test_an_entity_that_is_deleted_while_its_head_waits_is_not_a_mismatch(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "log.db")
+    with oncemore.open(tmp_path / "log.db") as engine:
+
+        @oncemore.step(effect="pure", name="echo")
+        def echo(x: int) -> int:
+            return x
+
+        for x in range(3):
+            echo.bind(engine)(x)
+        last = store.list_heads(HeadQuery("run", newest_first=True, limit=1))
+        (deleted,) = last
+        comparison = rebuild.HeadComparison(store, {}, deleted.seq)
+        waiting = next(head for head in comparison._heads if head.entity == deleted.entity)
+        comparison._unmatched.append(waiting)
+        store.open_maintenance().drop_entities({deleted.entity: deleted.version})
+        comparison.finish()
+        assert comparison.wrong == []
+    store.close()
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,11 @@ def test_another_method_of_measuring_is_visible_in_the_report(tmp_path: Path) ->
     for n, energy in enumerate(({"method": "cpu_time"}, {"method": "off"})):
         with oncemore.open(path, energy=energy):
             work(n)
+    with oncemore.open(path) as engine:
+        # Every energy figure has its method.
+        for record in export_records(engine.store.read_entries()):
+            snapshot = record["telemetry_snapshot"]
+            assert (snapshot["energy_kWh"] is None) == (snapshot["method"] is None), snapshot
     report = build_sustainability(load(path))
     assert dict(report.methods) == {"cpu_time": 1, "not measured": 1}
     assert figures(report)["unmeasured"].value == 1

@@ -73,10 +73,10 @@ def test_a_proposal_is_a_file_with_its_diff_and_evidence_and_changes_nothing(
     assert (proposed.version, proposed.max_attempts) == ("4", 3)
     assert (in_use.version, in_use.max_attempts) == ("3", 6)
     evidence = json.loads((tmp_path / "next.evidence.json").read_text())
-    assert evidence["old_digest"] == find_policy(str(policy_file)).policy.digest
-    assert len(evidence["runs"]) == 40
-    assert {change["field"] for change in evidence["changes"]} >= {"max_attempts"}
-    figures = {figure["field"]: figure for figure in evidence["comparison"]["figures"]}
+    assert evidence["policies"][0]["old_digest"] == find_policy(str(policy_file)).policy.digest
+    assert (evidence["old"]["version"], evidence["new"]["version"], evidence["runs"]) == ("3", "4", 40)
+    assert {change["field"] for change in evidence["changes"]} >= {"policies.default.max_attempts"}
+    figures = {figure["field"]: figure for figure in evidence["figures"]}
     assert figures["attempts"]["before"] == 20 * 2 + 20 * 6
     assert figures["attempts"]["after"] == 20 * 2 + 20 * 3
     assert figures["completed"]["difference"] == 0

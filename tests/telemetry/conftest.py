@@ -23,7 +23,7 @@ __all__ = ["_isolated", "clock", "engine"]
 def _nothing_enabled() -> Iterator[None]:
     yield
     assert _listeners.listeners == ()
-    assert observers.start_trace is None
+    assert (observers.start_trace, observers.report_untraced) == (None, None)
 
 
 @pytest.fixture

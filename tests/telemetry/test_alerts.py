@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,6 +23,7 @@ from oncemore.audit.events import (
     format_rfc3339,
 )
 from oncemore.errors import UsageError
+from oncemore.policy.backoff import NO_JITTER
 from oncemore.queries.alerts import find_audit_alerts, find_store_alerts, notify_alerts
 from oncemore.queries.stores import open_read_only
 from oncemore.telemetry.alerts import (
@@ -263,3 +265,41 @@ def test_alerts_reach_the_sinks_once_per_window(tmp_path: Path) -> None:
         notify_alerts(engine, alerts)
     with oncemore.open(path, notify={"pager": pager}, notify_every_s=0) as engine:
         assert notify_alerts(engine, alerts[:1]) == 1
+
+
+def test_watching_prints_each_alert_once_when_its_episode_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, checks = tmp_path / "log.db", list[float]()
+    quick = oncemore.Policy(
+        "quick", max_attempts=4, schedule=oncemore.backoff.fixed(0.001, 0.002, 0.003), jitter=NO_JITTER
+    )
+
+    @oncemore.step(effect="idempotent", name="book", policy=quick, on=TimeoutError)
+    def book(n: int) -> int:
+        raise TimeoutError("no answer")
+
+    def fail_often(numbers: range) -> None:
+        # On the real clock: the command looks at the last minutes.
+        with oncemore.open(path):
+            for n in numbers:
+                book.run(n)
+
+    fail_often(range(1))
+
+    def wait(seconds: float) -> None:
+        # Between two checks: more failures before the second, nothing new before the third.
+        checks.append(seconds)
+        if len(checks) == 1:
+            fail_often(range(1, 12))
+        if len(checks) == 3:
+            raise KeyboardInterrupt
+
+    # Only the waits of this command: the engine has waits of its own.
+    monkeypatch.setattr("oncemore.cli.alerts.time", SimpleNamespace(sleep=wait))
+    words = ["alerts", "--store", str(path), "--watch", "--every", "2s", "--exhausted", "0.9"]
+    # 130 is the exit code of a command that was ended by Ctrl-C.
+    assert cli.run_command(words) == 130
+    assert checks == [2.0, 2.0, 2.0]
+    assert capsys.readouterr().out.count("High retry rate detected") == 1
+    assert cli.run_command([*words, "--until", "now"]) == 2

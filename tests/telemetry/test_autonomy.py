@@ -13,6 +13,7 @@ from oncemore.log.entry_codec import load_head
 from oncemore.steps.history import export_records, fold_entries
 from oncemore.telemetry.autonomy_rules import AutonomyRecord, recompute_proof
 from oncemore.testing import FakeClock
+from tests.cli.test_cli_policy import Ran
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -279,6 +280,20 @@ def test_an_approval_lets_one_paused_run_begin(policy: Callable[..., str]) -> No
         assert matrix(engine).level == "pause"
         (approval,) = engine.approvals.list()
         assert (approval.by, approval.reason) == ("reviewer", "the auditors wait for it")
+
+
+def test_paused_runs_are_listed_for_approval(policy: Callable[..., str], tmp_path: Path) -> None:
+    report, store = make_step(policy()), f"sqlite:///{tmp_path}/log.db"
+    with oncemore.open(store, signals={"grid_intensity": 100}, max_inline_wait_s=0) as engine:
+        report(1)
+        assert engine.approvals.list_paused() == ()
+    with oncemore.open(store, signals={"grid_intensity": 900}, max_inline_wait_s=0) as engine:
+        run = report.run(2)
+        (paused,) = engine.approvals.list_paused()
+        assert (paused.run_id, paused.step, engine.approvals.list_waiting()) == (run.run_id, "report", ())
+    ran = Ran("control", "approvals", "--store", store)
+    assert "paused by the autonomy matrix: grid intensity 900 g/kWh" in ran.words
+    assert Ran("control", "approvals", "--store", store, "--json").json["paused"][0]["run_id"] == run.run_id
 
 
 def test_a_revoked_or_expired_approval_does_not_end_a_pause(policy: Callable[..., str]) -> None:

@@ -147,6 +147,33 @@ def test_what_is_reserved_counts_until_it_is_settled_or_lost() -> None:
     assert settle_carbon(again, "run/a", 0.2).spent_kg == pytest.approx(0.7)
 
 
+def test_the_first_attempt_under_a_cap_is_measured_before_many_run() -> None:
+    record = reserve_carbon(decide(BUDGET, NEW), "run/a")
+    waiting = decide(BUDGET, record)
+    assert (waiting.level, waiting.reason) == ("slow", "no attempt under the cap has been measured yet")
+    measured = decide(BUDGET._replace(min_dwell_s=0.0), settle_carbon(waiting, "run/a", 0.0))
+    assert measured.level == "run"
+
+
+def test_a_pause_by_running_attempts_is_looked_at_again_and_one_by_spent_carbon_lasts_the_period() -> None:
+    ran = NEW._replace(period_start=start_of_period("month", NOON), largest_kg=0.5, is_measured=True)
+    running = decide(BUDGET, ran._replace(spent_kg=1.0, reserved={"run/a": 0.6}))
+    assert (running.level, running.until) == ("pause", NOON + BUDGET.recheck_s)
+    assert decide(BUDGET, ran._replace(spent_kg=1.6)).until == end_of_period("month", NOON)
+    # The running attempt began before the largest one was measured, and may be as large.
+    assert decide(BUDGET, ran._replace(spent_kg=1.1, reserved={"run/a": 0.0})).level == "pause"
+
+
+def test_a_reservation_outlives_one_end_of_a_period_and_not_two() -> None:
+    first = reserve_carbon(decide(BUDGET, NEW._replace(largest_kg=0.5, is_measured=True)), "run/a")
+    second = decide(BUDGET, first, end_of_period("month", NOON))
+    assert (second.reserved, second.carried) == ({"run/a": 0.5}, ("run/a",))
+    third = decide(BUDGET, second, end_of_period("month", second.period_start))
+    assert (third.reserved, third.carried) == ({}, ())
+    # A run that goes on reserves anew.
+    assert reserve_carbon(second, "run/a").carried == ()
+
+
 @given(st.integers(0, 60_000))
 def test_periods_are_those_of_the_calendar(day: int) -> None:
     now = day * 86_400.0 + 12_345

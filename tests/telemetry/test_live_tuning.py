@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jsonschema_rs
 import pytest
@@ -14,8 +14,12 @@ from oncemore.maintenance.replay import recompute_decision
 from oncemore.policy.canonical_json import encode_canonical
 from oncemore.policy.policy import NO_JITTER, Policy
 from oncemore.policy.tuning import Tuning
+from oncemore.steps.history import fold_entries
 from oncemore.telemetry import signal_board
 from tests.telemetry.signal_servers import serve_grid
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PLAIN = Policy("plain", max_attempts=3, max_delay_s=900.0, schedule=oncemore.backoff.exponential(100.0))
 TUNED = PLAIN.replace(name="tuned", tuning=Tuning(), jitter=NO_JITTER)
@@ -108,7 +112,7 @@ def test_a_spent_error_budget_forbids_stretching() -> None:
 
 
 @pytest.mark.req("TELEM-5")
-def test_every_input_is_in_the_proof_with_its_source_or_its_reason() -> None:
+def test_every_input_is_in_the_proof_with_its_source_or_its_reason(tmp_path: Path) -> None:
     names = {
         "energy_kWh", "grid_intensity", "carbon_kgCO2e", "energy_price", "compute_unit_cost", "deadline_at",
         "sla_ms", "error_budget", "queue_depth", "arrival_rate", "parallelism",
@@ -126,6 +130,22 @@ def test_every_input_is_in_the_proof_with_its_source_or_its_reason() -> None:
     assert {name for name, reading in bare["inputs"]["readings"].items() if "value" in reading} == {
         "energy_kWh"
     }
+    # A decision of the autonomy matrix has the same set of inputs.
+    path = tmp_path / "nightly.yaml"
+    path.write_text("profile: nightly\nversion: '1'\nextends: standard\nautonomy: {min_dwell_s: 0}\n")
+    for given in ({}, signals):
+        with oncemore.open("memory:", signals=given) as engine:
+
+            @oncemore.step(effect="pure", policy=str(path), name="report")
+            def report() -> int:
+                return 1
+
+            report()
+            entries = fold_entries(engine.store.read_entries())
+            (proof,) = [body["proof"] for header, _, body in entries if header.entity.startswith("autonomy/")]
+        assert set(proof["inputs"]["readings"]) == names
+        for reading in proof["inputs"]["readings"].values():
+            assert reading.get("source") or reading["unavailable"]
 
 
 def test_a_fetched_signal_is_in_the_proof_with_its_age_and_in_the_words() -> None:

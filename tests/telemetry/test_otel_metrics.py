@@ -1,8 +1,7 @@
-"""Metrics of OpenTelemetry are updated beside the steps: none is lost, counted twice, or in the way."""
+"""Metrics of OpenTelemetry are updated by the queue of reports: none is lost or counted twice."""
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +15,12 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 import oncemore
 from oncemore.log.entry_codec import load_head
-from oncemore.telemetry import enable_opentelemetry, otel_metrics
+from oncemore.telemetry import enable_opentelemetry
 from oncemore.telemetry.metrics import ATTEMPT_DURATION, RUNS
-from oncemore.telemetry.otel_metrics import BATCH_SIZE, OpenTelemetryBackend
-from tests.timing import wait_until
+from oncemore.telemetry.otel_metrics import OpenTelemetryBackend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import pytest
-
-LABELS = ("work", "completed")
 
 
 def read_points(reader: InMemoryMetricReader, name: str) -> list[Any]:
@@ -40,11 +34,6 @@ def read_points(reader: InMemoryMetricReader, name: str) -> list[Any]:
         if metric.name == name
         for point in metric.data.data_points
     ]
-
-
-def make_backend() -> tuple[OpenTelemetryBackend, InMemoryMetricReader]:
-    reader = InMemoryMetricReader()
-    return OpenTelemetryBackend(MeterProvider([reader])), reader
 
 
 def test_a_reader_gets_every_update_of_every_thread(engine: oncemore.Engine) -> None:
@@ -70,71 +59,26 @@ def test_a_reader_gets_every_update_of_every_thread(engine: oncemore.Engine) -> 
         with_metrics.disable()
 
 
-def test_a_thread_applies_updates_without_a_reader() -> None:
-    backend, reader = make_backend()
-    for _ in range(BATCH_SIZE):
-        backend.record_seconds(ATTEMPT_DURATION, LABELS, 0.5)
-    wait_until(lambda: not backend._updates)
-    backend.close()
-    assert [point.count for point in read_points(reader, ATTEMPT_DURATION.name)] == [BATCH_SIZE]
-    thread = backend._thread
-    assert thread is not None
-    wait_until(lambda: not thread.is_alive())
-
-
-def test_updates_that_nothing_takes_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, reader = make_backend()
-    monkeypatch.setattr(otel_metrics, "MAX_UPDATES", BATCH_SIZE)
-    for _ in range(BATCH_SIZE):
-        backend.add_count(RUNS, (*LABELS, ""))
-    # The step that reached the limit has applied them itself, and needed no thread.
-    assert (len(backend._updates), backend._thread) == (0, None)
-    assert [point.value for point in read_points(reader, RUNS.name)] == [BATCH_SIZE]
-
-
-def test_an_error_of_the_sdk_does_not_end_the_thread(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_failing_instrument_does_not_end_the_work(
+    engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    backend, _ = make_backend()
-    apply_updates = backend.apply_updates
-    failures = [ConnectionError("no")]
+    export = enable_opentelemetry(
+        tracer_provider=trace.NoOpTracerProvider(), meter_provider=MeterProvider([InMemoryMetricReader()])
+    )
 
-    def fail_once() -> None:
-        apply_updates()
-        if failures:
-            raise failures.pop()
+    def fail(*values: object) -> None:
+        raise ConnectionError("no")
 
-    monkeypatch.setattr(backend, "apply_updates", fail_once)
-    for _ in range(2):
-        for _ in range(BATCH_SIZE):
-            backend.add_count(RUNS, (*LABELS, ""))
-        wait_until(lambda: not backend._updates)
-    wait_until(lambda: "metrics could not be updated: ConnectionError" in caplog.text)
-    backend.close()
-
-
-def in_child(check: Callable[[], bool]) -> int:
-    """Return the exit code of a forked child: 0 if the check holds there."""
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if check() else 1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def test_a_forked_child_has_its_own_lock_and_leaves_the_parents_updates() -> None:
-    backend, reader = make_backend()
-    backend.add_count(RUNS, (*LABELS, ""))
-
-    def counts_its_own() -> bool:
-        free = backend._applying.acquire(timeout=5)
-        backend._applying.release()
-        backend.add_count(RUNS, (*LABELS, ""))
-        backend.apply_updates()
-        return free and not backend._updates
-
-    with backend._applying:
-        assert in_child(counts_its_own) == 0
-    assert [point.value for point in read_points(reader, RUNS.name)] == [1]
+    monkeypatch.setattr(OpenTelemetryBackend, "record_seconds", fail)
+    step = oncemore.step(effect="idempotent", name="work")(lambda n: n).bind(engine)
+    try:
+        assert [step(n) for n in range(3)] == [0, 1, 2]
+    finally:
+        export.disable()
+    lines = [record.getMessage() for record in caplog.records if "reported" in record.getMessage()]
+    assert lines == [
+        "oncemore: a span or a metric could not be reported: ConnectionError; further errors are not logged"
+    ]
 
 
 def test_a_dropped_trace_has_one_span_for_run_and_attempt(engine: oncemore.Engine) -> None:

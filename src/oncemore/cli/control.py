@@ -7,7 +7,6 @@ import click
 from oncemore.cli.commands import (
     CommandReport,
     LazyGroup,
-    by_option,
     combine_options,
     documented_command,
     flag_option,
@@ -199,7 +198,7 @@ def approve(
 @click.argument("name", help="The name that the workflow waits for.")
 @click.argument("value", required=False, help="The value of the signal as JSON; null unless given.")
 @value_option("--id signal_id", "TEXT", "A name of this one signal: sent twice, it is recorded once.")
-@by_option
+@decision_options
 @store_option
 @json_option
 def signal(
@@ -233,10 +232,15 @@ def signal(
 
 @store_command("approvals", "oncemore control approvals\noncemore control approvals --json")
 def list_approvals(engine: Engine) -> CommandReport:
-    """List the runs that need an approval, and the approvals."""
-    waiting, given = engine.approvals.list_waiting(), engine.approvals.list()
+    """List the runs that need an approval, and the approvals.
+
+    Runs that the autonomy matrix has paused are listed too: an approval lets one begin before the pause ends.
+    """
+    waiting, paused = engine.approvals.list_waiting(), engine.approvals.list_paused()
+    given = engine.approvals.list()
     return CommandReport(
-        {"waiting": waiting, "approvals": given}, lambda out: _print_approvals(out, waiting, given)
+        {"waiting": waiting, "paused": paused, "approvals": given},
+        lambda out: _print_approvals(out, (*waiting, *paused), given),
     )
 
 

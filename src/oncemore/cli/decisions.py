@@ -98,8 +98,8 @@ def _run_command(command: Any, args: Any, options: dict[str, Any], given: tuple[
 
 def _write_statement(path: Path, statement: bytes) -> None:
     """Write a prepared decision to a file, and print what to do with it."""
+    from oncemore._replace_file import replace_file
     from oncemore.cli.output import OutputWriter
-    from oncemore.governance.checkpoint_copies import replace_file
     from oncemore.governance.signed_decisions import NAMESPACE
 
     # Replaced as a whole: a signer must never see a part of a statement.

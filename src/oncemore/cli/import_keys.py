@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from oncemore.cli.commands import CommandReport, by_option, flag_option, store_command, value_option
+from oncemore.cli.commands import CommandReport, flag_option, store_command, value_option
+from oncemore.cli.decisions import decision_options
 from oncemore.cli.maintenance import make_progress_counter
 
 TYPE_CHECKING = False
@@ -32,7 +33,7 @@ oncemore store import --step shop.orders:pay --column order=id --result-column r
 @value_option("--ignore-column ignored", "COLUMN", "Column to ignore.", multiple=True)
 @flag_option("--dry-run", "Check every line and write nothing.")
 @value_option("--reason", "TEXT", "The reason; it is recorded.", default="imported")
-@by_option
+@decision_options
 def import_(
     engine: Engine,
     file: Path,

@@ -49,6 +49,8 @@ oncemore ledger prove 9f86d081884c7d65… --out payment.tlog-proof
 oncemore ledger prove 1204 --out entry.tlog-proof
 oncemore ledger prove --since october.checkpoint --out growth.json
 """
+#: For a file that is not genuine.
+FILE_HINT = "This file proves nothing. Keep it, and ask for another one."
 #: The largest checkpoint or proof that is read.
 MAX_FILE_BYTES = 100 * 1024 * 1024
 
@@ -91,7 +93,7 @@ def checkpoint(engine: Engine, key: str, copy: str, out: str) -> CommandReport:
     checkpoint or the newest copy in the second place; nothing is signed then. A worker does the same
     regularly if the setting ledger_key is set.
     """
-    from oncemore.governance.checkpoint_copies import replace_file
+    from oncemore._replace_file import replace_file
     from oncemore.governance.checkpoints import load_signer, make_checkpoint
     from oncemore.governance.signed_note import format_vkey
     from oncemore.queries.stores import settings_for
@@ -175,8 +177,10 @@ def verify(
         else:
             report = _verify_store(store, keys, against, copy)
     except StoreError as error:
-        # A damaged log gets the hint about evidence instead of the usual message of the program.
-        OutputWriter(sys.stderr, in_json=in_json).write_error(f"{error}.", EVIDENCE_HINT)
+        # A damaged log gets the hint about evidence instead of the usual message of the program. An auditor
+        # with a file has no store that could be restored.
+        hint = FILE_HINT if export_file or proof_file else EVIDENCE_HINT
+        OutputWriter(sys.stderr, in_json=in_json).write_error(f"{error}.", hint)
         return 1
     return write_report(report, in_json)
 
@@ -216,13 +220,7 @@ def _print_verified(out: OutputWriter, report: LedgerReport) -> None:
         out.write_line(f"signatures: valid ({', '.join(report.key_ids)})")
     else:
         out.write_line("signatures: NOT checked; give the public key with --key", "yellow")
-    if report.outside:
-        out.write_line(f"{report.outside} checkpoints from outside match")
-    else:
-        out.write_line(
-            "no checkpoint from outside: a cut or replaced store would not be noticed (--against, --copy)",
-            "yellow",
-        )
+    _print_outside(out, report.outside, "a cut or replaced store would not be noticed (--against, --copy)")
     for removed in report.removed:
         out.write_line(
             f"{removed.entry_count:,} entries deleted by a prune of {removed.actor}: {removed.reason}"
@@ -230,6 +228,14 @@ def _print_verified(out: OutputWriter, report: LedgerReport) -> None:
     for run in report.forgotten:
         if run.how == "erased":
             out.write_line(f"erased {run.key[:12]} of {run.step}, by {run.actor or '?'}: {run.reason or '?'}")
+
+
+def _print_outside(out: OutputWriter, count: int, risk: str) -> None:
+    """Print how many checkpoints from outside were compared, or what is not noticed without one."""
+    if count:
+        out.write_line(f"{count} checkpoint{'s match' if count > 1 else ' matches'} from outside")
+    else:
+        out.write_line(f"no checkpoint from outside: {risk}", "yellow")
 
 
 def _verify_export(file: str, keys: Sequence[str], against: Sequence[str]) -> CommandReport:
@@ -248,8 +254,7 @@ def _print_export_verified(out: OutputWriter, report: ExportVerification) -> Non
         f"{report.checkpoints} checkpoints, the last of {format_time(report.covered_at)}, signed by "
         f"{', '.join(report.key_ids)}"
     )
-    if report.outside:
-        out.write_line(f"{report.outside} checkpoints from outside match")
+    _print_outside(out, report.outside, "an older export would not be noticed (--against)")
     if report.decisions:
         out.write_line(f"{report.decisions:,} signed decisions are genuine")
     if report.bodies < report.entries:
@@ -307,7 +312,7 @@ def prove(engine: Engine, subject: str, since: str, out: str) -> CommandReport:
     `oncemore ledger verify --proof FILE --key PUB`. With --since, it proves instead that the log still
     begins with the entries of an older checkpoint.
     """
-    from oncemore.governance.checkpoint_copies import replace_file
+    from oncemore._replace_file import replace_file
     from oncemore.governance.ledger_proofs import prove_entry, prove_growth
 
     if bool(subject) == bool(since):

@@ -332,10 +332,10 @@ def _write(file: Path | None, unit: str, write: Callable[[TextIO], int]) -> Comm
         _write_to_stdout(write)
         # Nothing follows a document on standard output.
         return CommandReport(None, lambda out: None)
-    from oncemore.lineage.document_file import open_replacement
+    from oncemore.lineage.document_file import open_document
 
     # The file is complete before it gets its name, so that an error leaves the old one.
-    with open_replacement(file) as out:
+    with open_document(file) as out:
         count = write(out)
     text = f"wrote {count:,} {unit} to {file}."
     return CommandReport({"file": str(file), unit: count}, lambda out: out.write_paragraph(text))

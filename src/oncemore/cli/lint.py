@@ -168,7 +168,13 @@ def _mend_files(
     out: OutputWriter, files: Sequence[Path], paths: Sequence[str], settings: LintSettings, *, only_show: bool
 ) -> int:  # fmt: skip
     """Mend the files, or show the changes; return the number of changed files."""
-    from oncemore.lint.project import describe_change, mend_source, paused_collector, replace_file, shown_path
+    from oncemore.lint.project import (
+        describe_change,
+        mend_source,
+        paused_collector,
+        replace_source,
+        shown_path,
+    )
     from oncemore.lint.settings import LintUsageError
 
     if "-" in paths:
@@ -187,7 +193,7 @@ def _mend_files(
                     color: Color = "green" if line.startswith("+") else "red" if line.startswith("-") else ""
                     out.write_line(line, color)
             else:
-                replace_file(path, after)
+                replace_source(path, after)
     # On stderr, so that the diff on stdout can be piped into `patch`.
     if changed and not out.in_json:
         files_text = "1 file" if changed == 1 else f"{changed} files"

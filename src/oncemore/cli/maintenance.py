@@ -10,7 +10,6 @@ import click
 from oncemore.cli import params
 from oncemore.cli.commands import (
     CommandReport,
-    by_option,
     documented_command,
     flag_option,
     json_option,
@@ -20,6 +19,7 @@ from oncemore.cli.commands import (
     value_option,
     write_report,
 )
+from oncemore.cli.decisions import decision_options
 from oncemore.cli.output import OutputWriter
 from oncemore.cli.params import DURATION
 from oncemore.errors import StoreError
@@ -82,7 +82,7 @@ def make_progress_counter(unit: str) -> Callable[..., object]:
     type=DURATION,
 )
 @value_option("--reason", "TEXT", "The reason; it is recorded.", default="retention")
-@by_option
+@decision_options
 @yes_option
 @json_option
 def prune(
@@ -134,6 +134,7 @@ KEPT_REASONS = {
     "open": "not finished",
     "quarantined": "in quarantine",
     "in_review": "in review: sensitive data",
+    "sensitive": "sensitive data; a reviewer prunes them",
     "undelivered": "with undelivered events",
     "young": "not old enough",
     "unsaid": "without a retention time; give --older-than, or retain_for= on the step",
@@ -151,7 +152,7 @@ def _format_runs(count: int) -> str:
 @click.argument("key", help="Key of the run, or its first 8 or more characters.")
 @store_option
 @reason_option
-@by_option
+@decision_options
 @yes_option
 @json_option
 def erase(key: str, store: str | None, reason: str, by: str | None, yes: bool, in_json: bool) -> int:
@@ -179,7 +180,7 @@ def erase(key: str, store: str | None, reason: str, by: str | None, yes: bool, i
 @store_command("backup", "oncemore store backup /backups/log-2026-11-16.db")
 @click.argument("file", type=click.Path(dir_okay=False), help="The new file; an existing file is refused.")
 @value_option("--reason", "TEXT", "The reason; it is recorded.", default="backup")
-@by_option
+@decision_options
 def backup(engine: Engine, file: str, reason: str, by: str | None) -> CommandReport:
     """Copy a store to a new file while it is in use.
 
@@ -198,7 +199,7 @@ def backup(engine: Engine, file: str, reason: str, by: str | None) -> CommandRep
 @store_option
 @flag_option("--acknowledge", "Allow work on the copy; check the runs in doubt first.")
 @value_option("--reason", "TEXT", "The reason; it is recorded.")
-@by_option
+@decision_options
 @json_option
 def accept_copy(
     store: str | None, acknowledge: bool, reason: str | None, by: str | None, in_json: bool
@@ -313,7 +314,7 @@ def verify(store: str | None, in_json: bool) -> int:
 @click.argument("target", metavar="TO", help="An empty store, or one that an interrupted copy began to fill.")
 @flag_option("--abandon", "Give up an unfinished move; work continues in FROM.")
 @reason_option
-@by_option
+@decision_options
 @json_option
 def move(source: str, target: str, abandon: bool, reason: str, by: str | None, in_json: bool) -> int:
     """Move a log to another store, every chain intact.

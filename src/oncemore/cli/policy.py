@@ -230,7 +230,7 @@ def _print_answer(out: OutputWriter, found: FoundPolicy, question: PolicyQuestio
 @click.argument(
     "files", nargs=-1, required=True, metavar="FILE...", help="Policy files; - is standard input."
 )
-@value_option("--against", "REV", "Compare with a commit of git, or with a file.")
+@value_option("--against", "REV", "Compare with a commit of git, a profile or a file.")
 def check(files: tuple[str, ...], against: str | None) -> CommandReport:
     """Find all errors in policy files.
 
@@ -238,7 +238,8 @@ def check(files: tuple[str, ...], against: str | None) -> CommandReport:
     valid. Warnings do not change the exit code.
 
     With --against, a changed number, formula or class without a higher version is an error too: it is named
-    with its old and new value.
+    with its old and new value. A governed file also needs the evidence that `oncemore simulate --evidence`
+    writes.
     """
     from oncemore.cli.policy_tables import print_checks
     from oncemore.queries import policies

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from oncemore.cli.commands import CommandReport, documented_command, store_command, store_option, value_option
+from oncemore.cli.decisions import decision_options
 from oncemore.cli.output import OutputWriter
 
 TYPE_CHECKING = False
@@ -66,7 +67,11 @@ def export_runs(names: tuple[str, ...], states: Path | None, file: Path | None, 
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
                 help="Output of `oncemore export runs`.")  # fmt: skip
 @states_option
-def import_runs(engine: Engine, file: Path, states: Path | None) -> CommandReport:
+@value_option("--reason", "TEXT", "The reason; it is recorded.", default="imported")
+@decision_options
+def import_runs(
+    engine: Engine, file: Path, states: Path | None, reason: str, by: str | None
+) -> CommandReport:
     """Import exported runs unchanged.
 
     Use the same mapping of states as for the export. Every hash link is verified; a run that was altered or
@@ -76,7 +81,7 @@ def import_runs(engine: Engine, file: Path, states: Path | None) -> CommandRepor
 
     mapping = load_mapping(states)
     with file.open(encoding="utf-8") as lines:
-        report = import_runs(engine, lines, mapping)
+        report = import_runs(engine, lines, mapping, reason=reason, by=by)
     text = (
         f"imported {report.runs:,} runs with {report.entries:,} entries; "
         f"{report.present:,} were in the store already"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from oncemore.policy.policy import Policy
     from oncemore.queries.what_if import SimulationOptions
+    from oncemore.simulate.assumed import AssumedConditions
     from oncemore.simulate.recorded_runs import RecordedRun, SimulatedWorld
     from oncemore.simulate.storm import StormStrategy
 
@@ -33,6 +34,7 @@ oncemore simulate --policy policies/quicker.yaml
 oncemore simulate --since 2026-11-16T14:00 --until 2026-11-16T18:00 --tuning compare --html incident.html
 oncemore simulate --policy kfm-loop=policies/p2.yaml --intensity grid.csv --svg carbon.svg
 oncemore simulate --policy kfm-loop --failure-probability 0.3 --attempt-duration 1m
+oncemore simulate --policy policies/mine.yaml --evidence main --since 30d
 """
 STORM_EXAMPLES = """
 oncemore simulate storm
@@ -49,7 +51,7 @@ POSITIVE = FiniteNumber(0.0)
 @documented_command(
     "what-if", SIMULATE_EXAMPLES,
     {"Recorded runs": SELECTION, "Signals": SIGNALS, "Without history": ASSUMPTION,
-     "Files": "html markdown svg"},
+     "Files": "html markdown svg evidence"},
 )  # fmt: skip
 @value_option("--policy policies", "[NAME=]POLICY", "Decide by this policy; NAME: only runs of that policy.",
               multiple=True, shell_complete=params.complete_policies)  # fmt: skip
@@ -74,6 +76,7 @@ POSITIVE = FiniteNumber(0.0)
 @value_option("--seed", "TEXT", "Seed of the sample runs.", default="1")
 @value_option("--attempt-duration", "TIME", "Duration of an attempt.", type=DURATION, default=0.0)
 @value_option("--deadline", "TIME", "Time to the deadline.", type=DURATION)
+@value_option("--evidence", "REV", "Write the evidence of a changed file since a commit, profile or file.")
 @file_options
 @store_option
 @json_option
@@ -86,8 +89,14 @@ def simulate(store: str | None, in_json: bool, html: str | None, markdown: str |
 
     With --failure-probability no history is needed: sample runs of one policy show the typical case and the
     worst case.
+
+    With --evidence, the runs are decided by the file of --policy as it was before and as it is now.
+    FILE.evidence.json and FILE.evidence.html are written beside it. `oncemore policy check --against` asks
+    for them if the file is governed.
     """
     out, files = OutputWriter(in_json=in_json), {"html": html, "markdown": markdown, "svg": svg}
+    if options["evidence"] is not None:
+        return _make_evidence(out, store, options, files)
     # Sample runs need no store, and none is looked for.
     if options["probability"] is not None:
         return _simulate_assumed(out, options, files)
@@ -96,17 +105,36 @@ def simulate(store: str | None, in_json: bool, html: str | None, markdown: str |
 
     # The options are read first: a wrong file name should not cost the time of reading the log.
     settings = _read_options(options)
-    report = compare_runs(_load_runs(store, options, in_json), settings)
+    report = compare_runs(_load_runs(store, options, quiet=in_json), settings)
     write_document(out, report, build_comparison_blocks(report), files)
     return 0
 
 
-def _load_runs(store: str | None, options: dict[str, Any], in_json: bool) -> list[RecordedRun]:
+def _make_evidence(
+    out: OutputWriter, store: str | None, options: dict[str, Any], files: dict[str, str | None]
+) -> int:
+    """Write the evidence of a changed policy file, from recorded runs or from assumed failures."""
+    from oncemore.cli.policy_evidence import make_evidence
+
+    # Either the versions differ or the tuning: two changes could not be told apart.
+    if len(options["policies"]) != 1 or options["tuning"] or any(files.values()):
+        raise click.UsageError(
+            "--evidence takes one --policy FILE, and neither --tuning nor another file.",
+            click.get_current_context(),
+        )
+    world, is_assumed = _read_world(options), options["probability"] is not None
+    conditions = _read_conditions(options, world) if is_assumed else None
+    return make_evidence(
+        out, options, world, conditions, lambda: _load_runs(store, options, quiet=out.in_json)
+    )
+
+
+def _load_runs(store: str | None, options: dict[str, Any], *, quiet: bool) -> list[RecordedRun]:
     from oncemore.queries.recorded_runs import RecordedRunFilter, load_recorded_runs
     from oncemore.queries.stores import open_read_only
     from oncemore.queries.times import parse_instant
 
-    with open_read_only(store) as opened, ProgressLine("reading runs", quiet=in_json) as progress:
+    with open_read_only(store) as opened, ProgressLine("reading runs", quiet=quiet) as progress:
         now = opened.now()
         wanted = RecordedRunFilter(
             # The whole log by default: a period that ends now would give other bytes tomorrow.
@@ -168,26 +196,32 @@ def _read_world(options: dict[str, Any]) -> SimulatedWorld:
     )
 
 
-def _simulate_assumed(out: OutputWriter, options: dict[str, Any], files: dict[str, str | None]) -> int:
-    """Simulate sample runs of one policy without history."""
+def _read_conditions(options: dict[str, Any], world: SimulatedWorld) -> AssumedConditions:
     from oncemore.policy.tuning import Signals
-    from oncemore.queries.policies import find_policy
-    from oncemore.queries.policy_question import choose_seed
-    from oncemore.queries.simulation_documents import build_assumed_blocks
-    from oncemore.simulate.assumed import AssumedConditions, simulate_assumed
+    from oncemore.simulate.assumed import AssumedConditions
 
-    if len(options["policies"]) != 1 or files["svg"]:
-        problem = "--svg draws recorded runs" if files["svg"] else "--failure-probability needs one --policy"
-        raise click.UsageError(f"{problem}.", click.get_current_context())
-    policy, world = find_policy(options["policies"][0]).policy, _read_world(options)
     intensity, price = (None if one is None else one.value_at(0.0) for one in (world.intensity, world.price))
-    conditions = AssumedConditions(
+    return AssumedConditions(
         probability=options["probability"],
         attempt_s=options["attempt_duration"],
         energy_kwh=options["attempt_energy"],
         deadline_s=options["deadline"],
         signals=None if intensity is None and price is None else Signals(intensity, price),
     )
+
+
+def _simulate_assumed(out: OutputWriter, options: dict[str, Any], files: dict[str, str | None]) -> int:
+    """Simulate sample runs of one policy without history."""
+    from oncemore.queries.policies import find_policy
+    from oncemore.queries.policy_question import choose_seed
+    from oncemore.queries.simulation_documents import build_assumed_blocks
+    from oncemore.simulate.assumed import simulate_assumed
+
+    if len(options["policies"]) != 1 or files["svg"]:
+        problem = "--svg draws recorded runs" if files["svg"] else "--failure-probability needs one --policy"
+        raise click.UsageError(f"{problem}.", click.get_current_context())
+    policy = find_policy(options["policies"][0]).policy
+    conditions = _read_conditions(options, _read_world(options))
     # Numbered from one text, so that more samples contain the fewer ones.
     seeds = [choose_seed(policy, f"{options['seed']}-{n}") for n in range(options["samples"])]
     report = simulate_assumed(policy, conditions, seeds)

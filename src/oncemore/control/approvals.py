@@ -32,6 +32,8 @@ from oncemore.maintenance.erase import find_run
 from oncemore.maintenance.tasks import resolve_actor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from oncemore.log.record import LoadedHead
     from oncemore.steps.engine import Engine
 
@@ -81,28 +83,45 @@ class Approvals:
 
     def list_waiting(self) -> tuple[PendingApproval, ...]:
         """Return the runs that wait for an approval, longest waiting first."""
+        return self._list_runs((HELD,), lambda run: run.held_for == APPROVAL_NEEDED)
+
+    def list_paused(self) -> tuple[PendingApproval, ...]:
+        """Return the runs that the autonomy matrix has paused: an approval lets one begin all the same."""
+        matrices = self._engine.store.list_heads(HeadQuery("autonomy", "PAUSE", limit=1))
+        # Waiting runs can be many; they are read only while a matrix pauses some of them.
+        if not any(True for _ in matrices):
+            return ()
+        return self._list_runs(("PENDING", "SOFT_FAIL"), lambda run: run.reason == AUTONOMY_PAUSE)
+
+    def _list_runs(
+        self, states: tuple[str, ...], is_wanted: Callable[[RunRecord], bool]
+    ) -> tuple[PendingApproval, ...]:
+        waiting = []
+        for state in states:
+            for head in self._engine.store.list_heads(HeadQuery("run", state, limit=MAX_LISTED)):
+                run: RunRecord = decode_head(head.head)
+                if is_wanted(run):
+                    waiting.append(self._describe_waiting(head.entity, run))
+        return tuple(sorted(waiting, key=lambda pending: (pending.since, pending.run_id)))
+
+    def _describe_waiting(self, entity: str, run: RunRecord) -> PendingApproval:
         from oncemore.steps.history import find_opening
 
-        engine, waiting = self._engine, []
-        for head in engine.store.list_heads(HeadQuery("run", HELD, limit=MAX_LISTED)):
-            run: RunRecord = decode_head(head.head)
-            if run.held_for == APPROVAL_NEEDED:
-                entries = list(engine.store.read_entries(head.entity))
-                # The last entry holds the run and says why; the first ones have its arguments.
-                last = entries[-1]
-                body = read_body(last, engine.cipher)
-                opening = find_opening(iter(entries), engine.cipher)
-                waiting.append(
-                    PendingApproval(
-                        run_id=run.run_id,
-                        key=head.entity.removeprefix("run/"),
-                        step=run.step,
-                        reason=body.get("error", {}).get("message", ""),
-                        since=decode_header(last.header).at,
-                        arguments=opening.get("arguments"),
-                    )
-                )
-        return tuple(sorted(waiting, key=lambda pending: (pending.since, pending.run_id)))
+        entries = list(self._engine.store.read_entries(entity))
+        # The last entry says why the run waits; the first ones have its arguments.
+        last = entries[-1]
+        body = read_body(last, self._engine.cipher)
+        pause = body.get("autonomy")
+        return PendingApproval(
+            run_id=run.run_id,
+            key=entity.removeprefix("run/"),
+            step=run.step,
+            reason=f"paused by the autonomy matrix: {pause['reason']}"
+            if pause
+            else body.get("error", {}).get("message", ""),
+            since=decode_header(last.header).at,
+            arguments=find_opening(iter(entries), self._engine.cipher).get("arguments"),
+        )
 
     def list(self) -> tuple[ApprovalState, ...]:
         """Return all approvals, oldest first."""

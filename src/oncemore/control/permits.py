@@ -160,9 +160,9 @@ class PermissionCheck:
         """Add the datasets of an attempt, with their versions as guards.
 
         The result is cached: the guard of the INTENT, and of the entry that holds a run, detects when it is
-        outdated, and the conflict drops the cache.
+        outdated, and the conflict drops the cache. A refusal without a write asks with `reread`.
         """
-        gated = self._gated.get(op.datasets)
+        gated = None if op.reread else self._gated.get(op.datasets)
         if gated is not None and gated.guards[SWITCHES_ENTITY] == permission.guards[SWITCHES_ENTITY]:
             return gated
         known = [load_dataset(engine, dataset) for dataset in op.datasets]

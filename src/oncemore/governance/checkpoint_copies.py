@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
-import tempfile
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from oncemore._redact import describe_value, mask_text
+from oncemore._replace_file import replace_file
 from oncemore.errors import LedgerMismatch, MissingExtra, StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -82,34 +81,6 @@ def _compare_notes(place: CheckpointPlace, size: int, existing: str, note: str) 
             f"{place.url} has another checkpoint of size {size} than the log: the log was changed or "
             "replaced since, or the place belongs to another log"
         )
-
-
-def replace_file(path: Path, content: bytes, mode: int | None = None) -> None:
-    """Write a file so that a reader sees the old or the new content, and a crash leaves one of them.
-
-    mode  the permissions of the new file; by default only the owner may read it
-    """
-    # In the same folder, because a rename is atomic only within a file system.
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            if mode is not None:
-                Path(name).chmod(mode)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        # The name itself is durable only after the folder is.
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 class FolderPlace:

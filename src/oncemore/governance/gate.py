@@ -151,7 +151,8 @@ def check_not_blocked(run: RunRecord | None) -> Script:
     """
     if run is None or not run.dataset:
         return None, {}
-    permission = yield AskPermission((), "", begins=False, datasets=(run.dataset,))
+    # A refusal writes nothing, so that a cached block would outlive the release by another process.
+    permission = yield AskPermission((), "", begins=False, datasets=(run.dataset,), reread=True)
     if permission.stop:
         return refusals.describe_block(f"a decision about {run.step}", permission), {}
     record = permission.datasets[0]

@@ -95,6 +95,19 @@ class Decider(NamedTuple):
         signature = self.signer.sign(make_subject(self.roles, head), decision, now)
         return {**decision, "signed": signature}
 
+    def permits(self, needed: str) -> bool:
+        """Return whether the identity has a role; a store without roles permits everything."""
+        return self.identity is None or is_permitted(self.identity.role, needed)
+
+    def find_signed_entity(self, kind: str) -> str:
+        """Return the entity of a kind that a presented signature names; empty if none was presented.
+
+        A decision that begins an entity takes its name from the signed statement: a random name would be
+        another one than the person has signed.
+        """
+        entity: str = getattr(self.signer, "entity", "")
+        return entity if entity.startswith(f"{kind}/") else ""
+
     def refuse_signature(self, decision: str) -> Decider:
         """Return this decider; raise `UsageError` if it signs, for a decision that has no signature."""
         if self.signer is not None:
@@ -231,11 +244,7 @@ def authorize_decider(engine: Engine, by: str | None, *, needed: str = OPERATOR)
         return Decider(resolve_actor(by))
     identity = read_identity(roles, engine.now())
     if not is_permitted(identity.role, needed):
-        raise NotPermitted(
-            f"this decision needs the role {needed}, and {identity.describe()} has "
-            f"{identity.role or 'none'}; a reviewer assigns roles (oncemore control roles assign)",
-            ROLE_MISSING,
-        )
+        raise _role_missing(needed, identity)
     credential = _CREDENTIAL.get()
     # Only a key signs; a token and the operating system prove who is there, and not what was decided.
     signer: Any = credential if hasattr(credential, "sign") else None
@@ -243,10 +252,30 @@ def authorize_decider(engine: Engine, by: str | None, *, needed: str = OPERATOR)
     return Decider(identity.describe() + remark, identity, signer, roles)
 
 
+def read_decider(engine: Engine) -> Decider:
+    """Return who would decide, without asking for a role: for a preview, which decides nothing."""
+    roles = load_roles(engine)
+    return Decider("") if roles is None else Decider("", read_identity(roles, engine.now()))
+
+
 def find_needed_role(engine: Engine, *datasets: str) -> str:
     """Return the role for decisions about data of some datasets: reviewer if one of them is sensitive."""
     names = sorted(set(datasets) - {""})
     return REVIEWER if any(is_sensitive(load_dataset(engine, name)[1]) for name in names) else OPERATOR
+
+
+def check_data_role(engine: Engine, decider: Decider, dataset: str) -> None:
+    """Raise `NotPermitted` if a decision is also about sensitive data, and the decider is not a reviewer."""
+    if decider.identity is not None and not decider.permits(find_needed_role(engine, dataset)):
+        raise _role_missing(REVIEWER, decider.identity)
+
+
+def _role_missing(needed: str, identity: Identity) -> NotPermitted:
+    return NotPermitted(
+        f"this decision needs the role {needed}, and {identity.describe()} has "
+        f"{identity.role or 'none'}; a reviewer assigns roles (oncemore control roles assign)",
+        ROLE_MISSING,
+    )
 
 
 def authorize_call_decider(call: PreparedCall, actor: str) -> Decider:

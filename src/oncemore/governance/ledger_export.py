@@ -19,14 +19,13 @@ in one of them; if those bodies are encrypted, the number of such lines is repor
 
 from __future__ import annotations
 
-import os
-import secrets
 from base64 import b64encode
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from oncemore._replace_file import open_replacement
 from oncemore._values import Value
 from oncemore.errors import LedgerMismatch, StoreError, UsageError
 from oncemore.governance.checkpoint_record import CheckpointRecord
@@ -116,18 +115,8 @@ def export_ledger(engine: Engine, file: BinaryIO, *, with_bodies: bool = True) -
 
 def export_to_path(engine: Engine, path: Path, *, with_bodies: bool = True) -> ExportReport:
     """Write the log to a file that gets its name only when it is complete."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w+b") as file:
-            report = export_ledger(engine, file, with_bodies=with_bodies)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    return report
+    with open_replacement(path) as file:
+        return export_ledger(engine, file, with_bodies=with_bodies)
 
 
 def _write_lines(engine: Engine, file: BinaryIO, order: LogOrder, with_bodies: bool) -> ExportReport:

@@ -17,12 +17,12 @@ and its version, and may have an expiry:
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore._file_trust import MAX_BYTES
+from oncemore._replace_file import read_default_mode, replace_file
 from oncemore.errors import UsageError
 from oncemore.governance.allowed_signers import POLICY_NAMESPACE
 from oncemore.governance.dsse import (
@@ -180,18 +180,10 @@ def check_day(day: str, where: str) -> str:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file by atomic replacement: a reader finds the old or the new content, also after a crash."""
-    # In the same folder, because a replacement across file systems is not atomic.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Replace a file that everybody may read, such as a signature; `UsageError` if it cannot be written."""
     try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        replace_file(path, content, read_default_mode())
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 
 

@@ -157,6 +157,7 @@ class PresentedSignature:
         try:
             self._values = json.loads(statement)
             self._at = datetime.fromisoformat(self._values["at"]).timestamp()
+            self.entity = str(self._values["entity"])
         except (ValueError, KeyError, TypeError):
             raise UsageError(f"{where}: the signed file is not a prepared decision") from None
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from oncemore.log.record import LoadedHead
     from oncemore.steps.engine import Engine
+    from oncemore.steps.operator_flow import DecisionMaker
     from oncemore.steps.ops import Script
 
 #: Largest number of resources in a listing.
@@ -136,9 +137,13 @@ class Cooldowns:
         """
         text, head = review.check_reason(reason), self._load_existing(resource)
         decider = authorize_run_decider(self._engine, by, head.record.run_entity)
-        decider.refuse_signature("the release of a resource")
-        body = {"decision": decider.make_decision(head, "release", text, self._engine.now())}
-        script = _release_resource(head.entity, resource, body)
+        # The run that ends with the release is named, so that a signature covers its entry too.
+        details = {"run": head.record.run_entity} if head.record.run_entity else {}
+
+        def decide(seen: LoadedHead, now: float) -> dict[str, Any]:
+            return decider.make_decision(seen, "release", text, now, details)
+
+        script = _release_resource(head.entity, resource, decide)
         saved: ResourceRecord = run_decision(self._engine, script).record
         return saved
 
@@ -185,13 +190,14 @@ def _sort_key(resource: ResourceRecord) -> tuple[bool, float, str]:
     return is_held(resource), resource.next_eligible_attempt_at, resource.resource
 
 
-def _release_resource(entity: str, resource: str, decision_body: dict[str, Any]) -> Script:
+def _release_resource(entity: str, resource: str, decide: DecisionMaker) -> Script:
     """Release a resource and end its quarantined run, in one write."""
     moved = yield from refuse_if_moved(resource)
     if moved is not None:
         return moved
     head = yield LoadHead(entity, ResourceRecord)
     now = yield NOW
+    decision_body = {"decision": decide(head, now)}
     changes = build_release(head, now, decision_body)
     if not changes:
         return EndCall(None, _not_cooling_down(head.record))

@@ -23,10 +23,12 @@ from oncemore.retries.loop import AppendRecord
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from oncemore.governance.identity import Decider
     from oncemore.limits.breaker import Script, Turn
     from oncemore.log.record import LoadedHead
     from oncemore.steps.engine import Engine
     from oncemore.steps.lease import WorkerIdentity
+    from oncemore.steps.operator_flow import DecisionMaker
 
 PREFIX = "breaker/"
 #: Compare-and-set attempts before an update fails as if the store were down.
@@ -158,9 +160,16 @@ class StoredBreakerState:
         return result
 
     def update_stored_state(
-        self, engine: Engine, turn: Turn[Any], body: dict[str, Any] | None
+        self,
+        engine: Engine,
+        turn: Turn[Any],
+        body: dict[str, Any] | None,
+        decide: DecisionMaker | None = None,
     ) -> Script[Any]:
-        """Apply `turn` by compare-and-set; raise `StoreError` if the store fails or never accepts it."""
+        """Apply `turn` by compare-and-set; raise `StoreError` if the store fails or never accepts it.
+
+        decide  makes the record of an operator's decision about the breaker as it was read
+        """
         for _ in range(MOST_TRIES):
             head = load_head(engine.store, self._entity, engine.cipher, BreakerRecord)
             circuit, now = head.record or new_breaker_record(self._entity), engine.now()
@@ -168,6 +177,8 @@ class StoredBreakerState:
             self.clean = core.is_clean(after)
             if after == circuit:
                 return result
+            if decide is not None:
+                body = {"decision": decide(head, now)}
             change = build_breaker_change(head.record, after, body)
             write = build_write(head.entity, head.version, head.hash, change, now, engine.cipher)
             probe = self._register_probe(engine, circuit, after)
@@ -217,7 +228,7 @@ def list_breakers(engine: Engine) -> tuple[BreakerRecord, ...]:
     return tuple(sorted(records, key=lambda record: record.name))
 
 
-def reset_breaker(engine: Engine, name: str, reason: str, by: str) -> BreakerRecord:
+def reset_breaker(engine: Engine, name: str, reason: str, decider: Decider) -> BreakerRecord:
     """Close a breaker by an operator's decision, recorded with actor and reason."""
     from oncemore.control.moved_log import check_not_moved
     from oncemore.limits.breaker import run_limit_script
@@ -228,7 +239,6 @@ def reset_breaker(engine: Engine, name: str, reason: str, by: str) -> BreakerRec
     if head.record is None:
         raise UsageError(f"there is no breaker {name!r} in this store; oncemore limits breakers lists them")
     check_not_moved(engine, f"breaker {name}")
-    body = {"decision": {"action": "reset", "reason": reason, "actor": by}}
 
     def turn(circuit: BreakerRecord, now: float, held: bool) -> tuple[BreakerRecord, BreakerRecord]:
         # The rules of the step are not known here: those stored with the breaker are used.
@@ -238,4 +248,8 @@ def reset_breaker(engine: Engine, name: str, reason: str, by: str) -> BreakerRec
         after = core.after_reset(rules, circuit, now)
         return after, after
 
-    return run_limit_script(StoredBreakerState(name, lambda: engine).update_stored_state(engine, turn, body))  # type: ignore[no-any-return]
+    def decide(seen: LoadedHead, now: float) -> dict[str, Any]:
+        return decider.make_decision(seen, "reset", reason, now)
+
+    state = StoredBreakerState(name, lambda: engine)
+    return run_limit_script(state.update_stored_state(engine, turn, None, decide))  # type: ignore[no-any-return]

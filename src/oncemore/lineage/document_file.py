@@ -1,22 +1,22 @@
 """Write the documents of an export: whole or not at all, and in bounded memory.
 
-`open_replacement` replaces a file in one step. `RecordSpool` holds records by id in a temporary database: a
+`open_document` replaces a file in one step. `RecordSpool` holds records by id in a temporary database: a
 record that comes twice is stored once, and records come out in the order of their ids.
 """
 
 from __future__ import annotations
 
+import io
 import json
-import os
-import tempfile
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
+from oncemore._replace_file import open_replacement, read_default_mode
 from oncemore.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
     from typing import Any, TextIO
 
 #: Pages of the temporary database that are kept in memory: 8 MB of 4 kB each.
@@ -24,41 +24,20 @@ CACHED_PAGES = 2000
 
 
 @contextmanager
-def open_replacement(path: Path) -> Iterator[TextIO]:
-    """Open a file for writing that replaces the one at a path when the block ends without an error.
+def open_document(path: Path) -> Iterator[TextIO]:
+    """Open a text file that replaces the one at a path when the block ends without an error.
 
-    A reader finds the old or the new content, also after a crash. The temporary file is in the same folder,
-    because a replacement across file systems is not atomic.
+    It has the permissions of a new file. `UsageError` if it cannot be written.
     """
-    temporary = ""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # It gets the rights of a new file, not those of a private temporary one.
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        os.fchmod(descriptor, 0o666 & ~_read_umask())
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            # The name itself is durable only after the folder is.
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        with open_replacement(path, read_default_mode()) as file:
+            text = io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace")
+            yield text
+            # Detached after the flush: closing the text would close the file before it is on the disk.
+            text.flush()
+            text.detach()
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        if temporary:
-            with suppress(OSError):
-                Path(temporary).unlink()
-
-
-def _read_umask() -> int:
-    umask = os.umask(0o077)
-    os.umask(umask)
-    return umask
 
 
 class RecordSpool:

@@ -14,7 +14,7 @@ from oncemore._version import __version__
 from oncemore.errors import UsageError
 from oncemore.lineage import catalogue, prov, telemetry_files
 from oncemore.lineage.cloud_events import cloud_events
-from oncemore.lineage.document_file import RecordSpool, open_replacement
+from oncemore.lineage.document_file import RecordSpool, open_document
 from oncemore.lineage.open_lineage import run_events
 from oncemore.lineage.rdf import write_json_ld, write_turtle
 from oncemore.lineage.telemetry_files import FOCUS, PATTERNS, SCHEMAS
@@ -242,7 +242,7 @@ def _write_telemetry_file(
     head: dict[str, Any] = {"schema": SCHEMAS[name], "release": release}
     if options.conforms_to:
         head["conforms_to"] = list(options.conforms_to)
-    with open_replacement(path) as file:
+    with open_document(path) as file:
         file.write(json.dumps({**head, "totals": totals}, indent=1)[:-2])
         for section in sections:
             file.write(f',\n "{section}": [')

@@ -6,12 +6,12 @@ import difflib
 import gc
 import os
 import stat
-import tempfile
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from oncemore._replace_file import replace_file
 from oncemore.lint.check import check_bytes, decode_source
 from oncemore.lint.edits import apply_edits, choose_edits
 from oncemore.lint.settings import LintSettings, LintUsageError, matches_pattern
@@ -178,18 +178,7 @@ def describe_change(before: bytes, after: bytes, path: str) -> str:
     return "".join(difflib.unified_diff(old, new, f"a/{path}", f"b/{path}"))
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Replace the content of a file in one step, so that a crash leaves the old or the new content."""
+def replace_source(path: Path, data: bytes) -> None:
+    """Replace the content of a source file in one step; its permissions and links to it stay."""
     target = Path(os.path.realpath(path))
-    mode = stat.S_IMODE(target.stat().st_mode)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(mode)
-        Path(name).replace(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    replace_file(target, data, stat.S_IMODE(target.stat().st_mode))

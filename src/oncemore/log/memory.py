@@ -143,6 +143,8 @@ class MemoryStore(FilelessMaintenance):
         """Return the heads that match a query."""
         with self._changed:
             self._check_open()
+            if query.by_creation:
+                return iter(list(self._heads.values()))
             heads = [head for head in self._heads.values() if _matches_query(head, query)]
             if query.body_contains:
                 with_bodies = [self._with_body(head) or head for head in heads]

@@ -160,6 +160,8 @@ class HeadQuery(Value):
     before_seq     only heads whose last entry has a lower sequence number
     head_contains  bytes that occur in the head; the caller checks their meaning
     body_contains  bytes that occur in the body of the last entry; such heads come with that body
+    by_creation    all heads, about in the order of their first entries, read in pages while the caller
+                   iterates: for a pass over the log. No other field counts
     """
 
     kind: str
@@ -176,6 +178,7 @@ class HeadQuery(Value):
     before_seq: int | None = None
     head_contains: bytes = b""
     body_contains: bytes = b""
+    by_creation: bool = False
 
 
 class EntitySizes(Value):
@@ -213,8 +216,7 @@ class StoreFacts(Value):
 
 
 def check_batch(batch: Batch) -> None:
-    """Refuse a batch that writes an entity twice, or that guards an entity and also writes it."""
-    # Such a batch would contradict itself.
+    """Refuse a batch that contradicts itself: it names an entity twice, as a write or as a guard."""
     written = [write.entity for write in batch.writes]
     if len(set(written)) < len(written) or batch.guards.keys() & set(written):
         raise UsageError("a batch may name each entity once, as a write or as a guard")
@@ -267,9 +269,7 @@ def joined_write_timeout() -> TimeoutError:
 
 def transaction_over_error() -> UsageError:
     """Return the error of a function that used its `StoreTransaction` after it had returned."""
-    return UsageError(
-        "the transaction of on_commit() is over; use the transaction only until the function returns"
-    )
+    return UsageError("the transaction of on_commit() is over; use it only until the function returns")
 
 
 class Ticket(Protocol):

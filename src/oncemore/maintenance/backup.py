@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from oncemore._values import Value
 from oncemore.errors import UsageError
+from oncemore.governance.identity import authorize_decider
+from oncemore.governance.role_model import REVIEWER
 from oncemore.log.entry_codec import decode_head
 from oncemore.log.record import RunRecord
 from oncemore.maintenance.tasks import (
@@ -17,7 +19,6 @@ from oncemore.maintenance.tasks import (
     find_abandoned_tasks,
     list_tasks,
     read_head_pages,
-    resolve_actor,
 )
 from oncemore.maintenance.verify import verify_copy
 
@@ -113,7 +114,8 @@ def write_backup(
 
     # A killed backup left a temporary file at most; the store removes it when it writes the next one.
     abandoned = find_abandoned_tasks(engine, "backup")
-    with MaintenanceTask(engine, "backup", check_text("reason", reason), resolve_actor(by)) as task:
+    decider, details = authorize_decider(engine, by), {"path": str(to)}
+    with MaintenanceTask(engine, "backup", check_text("reason", reason), decider, details) as task:
         engine.store.open_maintenance().write_backup(to, check_copy, progress or (lambda done, of: None))
         close_abandoned_tasks(engine, abandoned)
         task.mark_done(entities, {"backup": {"path": str(to), "entries": entries}})
@@ -126,11 +128,13 @@ def acknowledge_copy(engine: Engine, reason: str, by: str | None) -> None:
     The acknowledgement is recorded before the store is released: after a crash in between the copy is still
     held, and the operator repeats the command.
     """
+    # Work that the original has done since would be done again: this is not an operator's to permit.
+    decider = authorize_decider(engine, by, needed=REVIEWER)
     maintenance = engine.store.open_maintenance()
     notice = maintenance.copy_notice()
     if not notice:
         raise UsageError(f"{engine.url} is not held; there is nothing to acknowledge")
-    with MaintenanceTask(engine, "restore", check_text("reason", reason), resolve_actor(by)) as task:
+    with MaintenanceTask(engine, "restore", check_text("reason", reason), decider) as task:
         # The reason why it was held is recorded, because the store forgets it with the next line.
         task.append_note({"restore": {"held": notice}})
         maintenance.acknowledge_copy()

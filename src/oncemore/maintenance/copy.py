@@ -18,13 +18,15 @@ from oncemore._values import Value
 from oncemore.control.model import SWITCHES_ENTITY, SwitchBoard, set_log_location
 from oncemore.control.switches import update_switches
 from oncemore.errors import InProgress, StoreError, UsageError
+from oncemore.governance.identity import authorize_decider
 from oncemore.governance.log_order import POSITIONS_FIELD, find_switch_positions, has_checkpoints
 from oncemore.governance.merkle import TreeFrontier, hash_leaf
+from oncemore.governance.role_model import REVIEWER
 from oncemore.log.entry_codec import decode_head, encode_head, hash_entry
 from oncemore.log.record import WorkerRecord
 from oncemore.log.store import Head, HeadQuery, hash_body
 from oncemore.maintenance.rebuild import index_head
-from oncemore.maintenance.tasks import check_text, read_head_pages, resolve_actor
+from oncemore.maintenance.tasks import check_text, read_head_pages
 from oncemore.steps.history import KINDS, verify_chain
 
 if TYPE_CHECKING:
@@ -73,16 +75,14 @@ def move_log(
     progress: Progress = lambda done, of: None,
 ) -> CopyReport:
     """Move the log of one engine's store to another engine's store; close the source for new attempts."""
-    reason, actor = check_text("reason", reason), resolve_actor(by)
+    reason, actor = check_text("reason", reason), _authorize_move(source, by)
     _check_different_stores(source, target)
     _check_idle(source)
     is_complete = _is_copy_complete(source, target)
     if not is_complete:
         _close_source(source, target.url, reason, actor)
         # A worker may have started between the first check and the entry that closes the source.
-        _check_idle(
-            source, lambda: abandon_move(source, target, reason="a worker was still running", by=actor)
-        )
+        _check_idle(source, lambda: _reopen_source(source, target, "a worker was still running", actor))
     copied = 0 if is_complete else _copy_entries(source.store, target.store, progress)
     entries, entities, root = _compare_stores(source.store, target.store)
     if not is_complete:
@@ -112,7 +112,7 @@ def abandon_move(source: Engine, target: Engine, *, reason: str, by: str | None 
 
     Raise `UsageError` if the copy is complete: work may have continued in the target since then.
     """
-    reason, actor = check_text("reason", reason), resolve_actor(by)
+    reason, actor = check_text("reason", reason), _authorize_move(source, by)
     moved_to = _load_switches(source.store)[1].moved_to
     if not moved_to:
         raise UsageError(f"{source.url} has not moved; there is nothing to abandon")
@@ -123,8 +123,18 @@ def abandon_move(source: Engine, target: Engine, *, reason: str, by: str | None 
             f"the copy in {target.url} is complete and work may have continued there; reopening {source.url} "
             "would do that work twice"
         )
+    _reopen_source(source, target, reason, actor)
+
+
+def _reopen_source(source: Engine, target: Engine, reason: str, actor: str) -> None:
     decision = {"action": "stays", "switch": target.url, "reason": reason, "actor": actor}
     update_switches(source, lambda board: set_log_location(board, ""), lambda head, now: decision)
+
+
+def _authorize_move(source: Engine, by: str | None) -> str:
+    """Return the actor of a move; its roles are those of the source, which the target gets with the copy."""
+    # A move is two decisions in two stores, and the second is known only after the copy.
+    return authorize_decider(source, by, needed=REVIEWER).refuse_signature("a move").actor
 
 
 # Preconditions --------------------------------------------------------------------------------------

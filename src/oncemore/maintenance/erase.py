@@ -19,6 +19,7 @@ from oncemore._values import Value
 from oncemore.artifacts.gc import MIN_AGE_S, find_garbage
 from oncemore.errors import InProgress, UsageError
 from oncemore.governance.gate import load_open_review
+from oncemore.governance.identity import authorize_run_decider
 from oncemore.log.entry_codec import decode_head
 from oncemore.log.record import ArtifactRecord, RunRecord
 from oncemore.log.store import HeadQuery
@@ -36,7 +37,6 @@ from oncemore.maintenance.tasks import (
     close_abandoned_tasks,
     find_abandoned_tasks,
     read_head_pages,
-    resolve_actor,
 )
 
 if TYPE_CHECKING:
@@ -65,12 +65,12 @@ class EraseReport(Value):
 
 def erase_run(engine: Engine, run_or_key: Any, reason: str, by: str | None) -> EraseReport:
     """Erase the bodies of a key's runs; repeat the call to remove the remaining things of the first one."""
-    reason, actor = check_text("reason", reason), resolve_actor(by)
-    head = find_run(engine, run_or_key)
+    reason, head = check_text("reason", reason), find_run(engine, run_or_key)
+    decider = authorize_run_decider(engine, by, head.entity)
     abandoned = find_abandoned_tasks(engine, "erase")
     # Checked before the task begins, so that a refused call leaves no task in the log.
     _check_erasable(engine, head)
-    with MaintenanceTask(engine, "erase", reason, actor) as task:
+    with MaintenanceTask(engine, "erase", reason, decider, {"run": head.entity}) as task:
         head, events = _mark_erased(engine, task, head)
         artifacts, remaining = _remove_objects(engine, head.entity)
         remaining += _empty_wal(engine)

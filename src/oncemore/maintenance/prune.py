@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from oncemore._values import Value
 from oncemore.errors import StoreError, UsageError, log_warning
 from oncemore.governance.gate import load_open_review
+from oncemore.governance.identity import Decider, authorize_decider, find_needed_role, read_decider
 from oncemore.governance.log_order import LEAVES_FIELD, LeafPositions, has_checkpoints
+from oncemore.governance.role_model import OPERATOR, REVIEWER
 from oncemore.log.entry_codec import build_write, decode_head, decode_header, read_body
 from oncemore.log.record import ArtifactRecord, EventRecord, RecordChange, RunRecord, WorkerRecord
 from oncemore.log.store import Batch, Conflict, HeadQuery, Stored
@@ -32,7 +34,6 @@ from oncemore.maintenance.tasks import (
     find_abandoned_tasks,
     list_tasks,
     read_head_pages,
-    resolve_actor,
 )
 from oncemore.policy.canonical_json import make_event_id
 
@@ -53,8 +54,8 @@ class PruneReport(Value):
 
     runs          the number of pruned runs
     events        the number of their events
-    kept_runs     the number of runs that are kept, by reason: open, quarantined, undelivered, young, unsaid,
-                  moved
+    kept_runs     the number of runs that are kept, by reason: open, quarantined, in_review, sensitive,
+                  undelivered, young, unsaid, moved
     dropped_keys  the number of removed tombstones: a call of these keys does the work again
     workers       the number of removed records of dead processes
     """
@@ -75,11 +76,24 @@ class PrunableRun(NamedTuple):
 
 
 class PruneCounter:
-    """Counters of one prune."""
+    """Counters of one prune or erasure.
 
-    def __init__(self) -> None:
+    decider  who prunes; an erasure asks for its role itself
+    """
+
+    def __init__(self, decider: Decider = Decider("")) -> None:  # noqa: B008 - a constant
+        self._decider, self._is_permitted = decider, dict[str, bool]()
         self.runs = self.events = self.dropped_keys = self.workers = 0
         self.kept_runs: dict[str, int] = {}
+
+    def may_prune(self, engine: Engine, dataset: str) -> bool:
+        """Return whether the decider may prune runs of a dataset; each dataset is read once."""
+        if self._decider.identity is None:
+            return True
+        if dataset not in self._is_permitted:
+            is_plain = find_needed_role(engine, dataset) == OPERATOR
+            self._is_permitted[dataset] = is_plain or self._decider.permits(REVIEWER)
+        return self._is_permitted[dataset]
 
     def count_kept(self, reason: str) -> None:
         """Count a run that is kept."""
@@ -106,9 +120,13 @@ def prune_runs(
     """Prune the runs that may be pruned, and finish the work of prunes that were killed."""
     _check_seconds("older_than", older_than)
     _check_seconds("forget_keys_after", forget_keys_after)
-    counter, abandoned = PruneCounter(), find_abandoned_tasks(engine, "prune")
+    # A deleted key can be done again, also one of sensitive data.
+    needed = OPERATOR if forget_keys_after is None else REVIEWER
+    decider = authorize_decider(engine, by, needed=needed)
+    options = {"older_than_s": older_than, "step": step, "forget_keys_after_s": forget_keys_after}
+    counter, abandoned = PruneCounter(decider), find_abandoned_tasks(engine, "prune")
     killed_since = min((task.started_at for _, task in abandoned), default=float("inf"))
-    with MaintenanceTask(engine, "prune", check_text("reason", reason), resolve_actor(by)) as task:
+    with MaintenanceTask(engine, "prune", check_text("reason", reason), decider, options) as task:
         groups = _select_groups(
             engine, task.started_at, older_than, step=step, counter=counter, killed_since=killed_since
         )
@@ -124,7 +142,6 @@ def prune_runs(
         _drop_workers(engine, task, leaves, counter)
         close_abandoned_tasks(engine, abandoned)
         report = counter.build_report()
-        options = {"older_than_s": older_than, "step": step, "forget_keys_after_s": forget_keys_after}
         task.mark_done(counter.runs, {"asked": options, "pruned": report._asdict()})
     return report
 
@@ -135,7 +152,8 @@ def preview_prune(
     """Return the report that a prune would return, and write nothing."""
     _check_seconds("older_than", older_than)
     _check_seconds("forget_keys_after", forget_keys_after)
-    counter = PruneCounter()
+    # The same runs as the prune itself; a viewer may see what an operator would prune.
+    counter = PruneCounter(read_decider(engine))
     if forget_keys_after is not None:
         before = engine.now() - forget_keys_after
         counter.dropped_keys = sum(
@@ -185,6 +203,8 @@ def _select_groups(
             reason = find_keep_reason(run, now, older_than) or _find_entry_keep_reason(
                 engine, head, run, now, older_than
             )
+            if not reason and not counter.may_prune(engine, run.dataset):
+                reason = "sensitive"
             delivered = None if reason else _load_delivered_events(engine, head.entity, run)
             if delivered is None:
                 counter.count_kept(reason or "undelivered")

@@ -1,13 +1,14 @@
 """Rebuild all heads from the log, compare them with the stored heads, and repair wrong ones.
 
-The log is read once, in pages, up to its last entry at the start; other processes may write meanwhile. An
-entity is released from memory as soon as its head has been compared, so that memory holds only the entities
-that have later entries.
+The log is read once, in pages, up to its last entry at the start, and beside it all heads; other processes
+may write meanwhile. An entity is released from memory as soon as its head has been compared, so that memory
+holds only the entities that have later entries.
 """
 
 from __future__ import annotations
 
-from itertools import islice, pairwise
+from heapq import heappop, heappush
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from oncemore._values import Value, make
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 PAGE_SIZE = 2_000
 #: The number of heads repaired in one transaction, and the number of mismatches that a report holds.
 REPAIR_BATCH, MAX_MISMATCHES = 200, 100_000
-#: The number of gaps in the log that are searched for heads: each search reads all heads.
-MAX_GAPS = 20
 
 
 class HeadMismatch(Value):
@@ -75,42 +74,73 @@ def rebuild_heads(
     """
     upto = store.wait_for_change(0, 0.0)
     known = {} if known is None else known
-    wrong: list[HeadMismatch] = []
-    gaps: list[tuple[int, int | None]] = []
-    count = heads = at = 0
+    comparison = HeadComparison(store, known, upto)
+    count = 0
     for page in _read_pages(store, upto):
         fold_page(page, known)
-        # A store may skip numbers, for example after a rollback. A head that points into a gap has lost its
-        # entries, so the gaps are searched below.
-        if page[-1].seq - at > len(page):
-            numbers = [at, *[entry.seq for entry in page]]
-            gaps += [(a, b) for a, b in pairwise(numbers) if b - a > 1]
         count += len(page)
-        for head in _list_page_heads(store, at, page):
-            folded = known.get(head.entity)
-            if folded is None:
-                # The head of an entity without entries, which names an entry of another entity.
-                wrong.append(HeadMismatch(head.entity, "ahead", ("version",), None))
-            elif head.seq == folded[3]:
-                heads += 1
-                del known[head.entity]
-                wrong += _compare_head(head, folded)
+        comparison.compare_page(page)
+        progress(page[-1].seq, upto)
+    comparison.finish()
+    return RebuildReport(count, comparison.head_count, upto, tuple(comparison.wrong[:MAX_MISMATCHES]))
+
+
+class HeadComparison:
+    """The comparison of all heads with the entries that are being folded.
+
+    The store lists heads about in the order in which the entities were created, so that a head is read close
+    to the entries of its entity. The one that is read first waits for the other: a head in `_waiting`, by the
+    number of its last entry, and an entity in `known`. So memory holds the entities that have later entries.
+    """
+
+    def __init__(self, store: Store, known: FoldedHeads, upto: int) -> None:
+        self._store, self._known, self._upto = store, known, upto
+        self._heads = iter(store.list_heads(HeadQuery("", by_creation=True)))
+        self._waiting: list[tuple[int, str, Head]] = []
+        #: Heads whose last entry was not found where they say it is.
+        self._unmatched: list[Head] = []
+        self.head_count = 0
+        self.wrong: list[HeadMismatch] = []
+
+    def compare_page(self, page: list[Entry]) -> None:
+        """Compare the heads whose last entry is in this page or before it; the page is folded already."""
         at = page[-1].seq
-        progress(at, upto)
-    # The index had no head at the last entry of these entities: it is missing, wrong, or newer.
-    for entity, folded in known.items():
-        stored = store.load_head(entity)
-        if stored is None or stored.seq <= upto or stored.version <= folded[0]:
-            heads += stored is not None
-            wrong += _compare_head(stored, folded, entity)
-        else:
-            heads += 1  # written since the start; the store's compare-and-set has checked the old head
-    for after, before in (*gaps[:MAX_GAPS], (upto, None)):
-        wrong += [
-            HeadMismatch(head.entity, "ahead", ("version",), None)
-            for head in _list_heads_without_entry(store, after, before)
-        ]
-    return RebuildReport(count, heads, upto, tuple(wrong[:MAX_MISMATCHES]))
+        created = [entry.version for entry in page].count(1)
+        for head in islice(self._heads, created):
+            if head.seq <= at:
+                self._compare(head)
+            else:
+                heappush(self._waiting, (head.seq, head.entity, head))
+        while self._waiting and self._waiting[0][0] <= at:
+            self._compare(heappop(self._waiting)[2])
+
+    def _compare(self, head: Head) -> None:
+        folded = self._known.get(head.entity)
+        if folded is None:
+            self._unmatched.append(head)
+        # Else the head is wrong, or newer: it is loaded by name at the end.
+        elif folded[3] == head.seq:
+            self.head_count += 1
+            del self._known[head.entity]
+            self.wrong += _compare_head(head, folded)
+
+    def finish(self) -> None:
+        """Compare the rest after the last page."""
+        for head in chain(self._heads, (head for _, _, head in self._waiting)):
+            if head.seq <= self._upto:
+                self._compare(head)
+            else:
+                self._unmatched.append(head)
+        # No head was read for the last entry of these entities: it is missing, wrong, or newer.
+        for entity, folded in self._known.items():
+            stored = self._store.load_head(entity)
+            self.head_count += stored is not None
+            # A newer head was written since the start; the store's compare-and-set has checked the old one.
+            if stored is None or stored.seq <= self._upto or stored.version <= folded[0]:
+                self.wrong += _compare_head(stored, folded, entity)
+        for head in self._unmatched:
+            if _lacks_entry(self._store, head):
+                self.wrong.append(HeadMismatch(head.entity, "ahead", ("version",), None))
 
 
 def check_head(store: Store, entity: str, folded: FoldedHead | None) -> tuple[HeadMismatch, ...]:
@@ -130,23 +160,24 @@ def check_head(store: Store, entity: str, folded: FoldedHead | None) -> tuple[He
 def _read_pages(store: Store, upto: int) -> Iterator[list[Entry]]:
     entries = store.read_entries()
     # Another process may have appended since the rebuild began: a page without older entries is the end.
-    while page := [entry for entry in islice(entries, PAGE_SIZE) if entry.seq <= upto]:
+    while page := _drop_newer(list(islice(entries, PAGE_SIZE)), upto):
         yield page
 
 
-def _list_page_heads(store: Store, after: int, page: list[Entry]) -> Iterator[Head]:
-    """Return the heads that point to an entry of a page, of all kinds."""
-    query = HeadQuery("", newest_first=True, after_seq=after, before_seq=page[-1].seq + 1, limit=len(page))
-    return store.list_heads(query)
+def _drop_newer(page: list[Entry], upto: int) -> list[Entry]:
+    """Return the entries of a page up to a number; most pages have no later ones."""
+    return [entry for entry in page if entry.seq <= upto] if page and page[-1].seq > upto else page
 
 
-def _list_heads_without_entry(store: Store, after: int, before: int | None) -> Iterator[Head]:
-    """Yield the heads that point into a gap of the log and have no last entry."""
-    # One query for all kinds: no index has the number of the last entry, so that each query reads all heads.
-    query = HeadQuery("", after_seq=after, before_seq=before, limit=MAX_MISMATCHES)
-    for head in store.list_heads(query):
-        if not any(True for _ in store.read_entries(head.entity, head.version - 1)):
-            yield head
+def _lacks_entry(store: Store, head: Head) -> bool:
+    """Whether the last entry of a head is not in the log, although the store still has the head."""
+    current = store.load_head(head.entity)
+    # A prune may have deleted the entity since the head was read, and other processes may have appended.
+    if current is None:
+        return False
+    last = (current.entity, current.version)
+    entries = store.read_entries(current.entity, current.version - 1)
+    return all((entry.entity, entry.version) != last for entry in entries)
 
 
 def _compare_head(head: Head | None, folded: FoldedHead, entity: str = "") -> tuple[HeadMismatch, ...]:

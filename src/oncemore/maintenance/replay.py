@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.json import encode
 
-from oncemore._values import Value
+from oncemore._values import Value, make
 from oncemore.errors import PolicyError, UsageError
 from oncemore.log.encryption import decrypt_bytes, is_encrypted
 from oncemore.log.entry_codec import decode_body, decode_header
@@ -142,21 +142,15 @@ def recompute_decision(proof: dict[str, Any], policy: Policy | None = None) -> D
 def read_situation(proof: dict[str, Any]) -> Situation:
     """Return the inputs of a recorded decision."""
     inputs, signals = proof["inputs"], proof["inputs"]["signals"]
-    return Situation(
-        attempt=proof["attempt"],
-        failure=Failure(**proof["failure"]),
-        verdict=proof["verdict"],
-        now=inputs["now"],
-        seed=inputs["seed"],
-        started_at=inputs["started"],
-        deadline=inputs["deadline"],
-        expected_s=inputs["expected_s"],
-        budget_tokens=inputs["tokens"],
-        hold_until=inputs["hold_until"],
-        hold_reason=inputs["held_for"],
-        signals=None if signals is None else Signals(**signals),
-        readings=inputs.get("readings"),
-        autonomy=inputs.get("autonomy"),
+    # In the order of the fields: `make` costs a third of keywords, and every attempt of a log passes here.
+    return make(
+        Situation,
+        (
+            *(proof["attempt"], Failure(**proof["failure"]), proof["verdict"], inputs["now"], inputs["seed"]),
+            *(inputs["started"], inputs["deadline"], inputs["expected_s"], inputs["tokens"]),
+            *(inputs["hold_until"], inputs["held_for"], None if signals is None else Signals(**signals)),
+            *(inputs.get("readings"), inputs.get("autonomy")),
+        ),
     )
 
 

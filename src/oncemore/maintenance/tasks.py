@@ -10,9 +10,9 @@ from __future__ import annotations
 import getpass
 from typing import TYPE_CHECKING, Any
 
-from oncemore.errors import StoreError, UsageError
+from oncemore.errors import StaleDecision, StoreError, UsageError
 from oncemore.log.entry_codec import build_write, decode_head, new_uuid7
-from oncemore.log.record import NOWHERE, MaintenanceRecord, RecordChange
+from oncemore.log.record import NOWHERE, LoadedHead, MaintenanceRecord, RecordChange
 from oncemore.log.store import Batch, HeadQuery, Stored
 from oncemore.policy.canonical_json import normalize_name
 from oncemore.steps.context import CONTEXT
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Self
 
+    from oncemore.governance.identity import Decider
     from oncemore.log.store import Head, Store
     from oncemore.steps.engine import Engine
 
@@ -58,18 +59,28 @@ def _current_user() -> str:
 class MaintenanceTask:
     """A running maintenance task; use it as a context manager and call `mark_done` at the end.
 
-    Leaving the block without `mark_done` keeps the task OPEN, as a killed process does.
+    Leaving the block without `mark_done` keeps the task OPEN, as a killed process does. In a store with roles
+    its first entry is the decision to run it, signed if the decider signs.
+
+    details  what the decision says besides the kind of the task: the run to erase, the file to write
     """
 
-    def __init__(self, engine: Engine, kind: str, reason: str, by: str) -> None:
+    def __init__(
+        self, engine: Engine, kind: str, reason: str, decider: Decider, details: dict[str, Any] | None = None
+    ) -> None:
         self._engine, self._version, self._hash = engine, 0, NOWHERE
-        self._identity = engine.leases.current_identity()
         now = engine.now()
-        self.entity = f"maintenance/{new_uuid7(now)}"
+        self.entity = decider.find_signed_entity("maintenance") or f"maintenance/{new_uuid7(now)}"
+        self._first_body = {}
+        if decider.identity is not None:
+            # Before anything else: a decision that is only prepared leaves no trace.
+            head = LoadedHead(self.entity, 0, NOWHERE, None)
+            self._first_body["decision"] = decider.make_decision(head, kind, reason, now, details)
+        self._identity = engine.leases.current_identity()
         self._state = MaintenanceRecord(
             state="OPEN",
             task=kind,
-            actor=by,
+            actor=decider.actor,
             reason=reason,
             started_at=now,
             ended_at=0.0,
@@ -90,7 +101,7 @@ class MaintenanceTask:
         return {"actor": self._state.actor, "reason": self._state.reason, "task": self.entity}
 
     def __enter__(self) -> Self:
-        self._append_state(None, self._state, {})
+        self._append_state(None, self._state, self._first_body)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -118,6 +129,9 @@ class MaintenanceTask:
         # A task has one writer. A conflict means that another process took it for abandoned.
         reply = engine.store.append(Batch((write,))).wait()
         if not isinstance(reply, Stored):
+            # A new task has a random name, unless it is that of a presented signature.
+            if self._version == 0:
+                raise StaleDecision(f"nothing was done: {self.entity} exists, the signature was used before")
             raise StoreError(f"{self.entity} was written by another process; start the task again")
         self._version, self._hash = self._version + 1, write.hash
 

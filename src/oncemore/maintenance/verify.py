@@ -54,22 +54,15 @@ def verify_log(
     # Only the states of entities in one of the two tables above are kept: the log may not fit into memory.
     states: dict[str, Any] = {}
 
-    def collect_removals(page: list[Entry]) -> None:
-        for entry in page:
+    def fold_page(page: list[Entry], known: FoldedHeads) -> None:
+        found: list[Entry] = []
+        verify_chain(page, known, found)
+        for entry in found:
             if entry.body is None:
                 without_body[entry.entity] = entry
             removal = _read_removal(engine, entry)
             if removal is not None:
                 removals[entry.entity] = entry.version, removal
-
-    def fold_page(page: list[Entry], known: FoldedHeads) -> None:
-        verify_chain(page, known)
-        # Most pages have no removal: one search in all headers costs a tenth of decoding them. Without the
-        # quotation marks, of which JSON is full, it takes a third of the time; a name that contains one of
-        # the words only costs a second look.
-        headers = b"".join([entry.header for entry in page])
-        if b"PRUNE" in headers or b"ERASE" in headers or None in [entry.body for entry in page]:
-            collect_removals(page)
         if without_body or removals:
             for entry in page:
                 if entry.entity in without_body or entry.entity in removals:

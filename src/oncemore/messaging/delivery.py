@@ -27,6 +27,7 @@ from oncemore.messaging.delivery_gate import (
     find_delivery_objection,
     find_gated_dataset,
     hold_event,
+    is_held_by_gate,
     is_notification,
 )
 from oncemore.policy.canonical_json import make_event_id, run_seed
@@ -246,7 +247,12 @@ def _ask_permission(event: EventRecord, step: str, dataset: str) -> Script:
     steps = (step,) if step else ()
     # `begins=False`: switches do not stop notifications, a log that has moved does.
     permission: Permission = yield AskPermission(
-        steps, event.tenant, begins=not is_notification(event), datasets=(dataset,) if dataset else ()
+        steps,
+        event.tenant,
+        begins=not is_notification(event),
+        datasets=(dataset,) if dataset else (),
+        # A held event is refused again without a write: a cached block would hold it for ever.
+        reread=is_held_by_gate(event),
     )
     if permission.stop and permission.stop != SWITCH_ON:
         raise describe_block(f"the delivery of event {event.event_id}", permission)
@@ -358,8 +364,11 @@ def change_state(event: EventRecord, state: str, **changes: Any) -> EventRecord:
 # Operators' decisions -------------------------------------------------------------------------------
 
 
-def redeliver_event(event_id: str, reason: str, actor: str) -> Script:
-    """Have a finished event sent again, with all its attempts; record the operator's reason."""
+def redeliver_event(event_id: str, decide: Callable[[LoadedHead], dict[str, Any]]) -> Script:
+    """Have a finished event sent again, with all its attempts; record the operator's decision.
+
+    decide  makes the record of the decision about the event as it was read
+    """
     head = yield LoadHead(f"event/{event_id}")
     if head.record is None:
         raise UsageError(f"there is no event {event_id!r} in this store")
@@ -372,7 +381,7 @@ def redeliver_event(event_id: str, reason: str, actor: str) -> Script:
     if permission.stop:
         raise describe_block(f"the delivery of event {event_id}", permission)
     after = change_state(head.record, "PENDING", reason="redelivered", attempt_count=0, not_before=0.0)
-    body = {"decision": {"action": "redeliver", "reason": reason, "actor": actor}}
+    body = {"decision": decide(head)}
     change = RecordChange(("PENDING", "DECISION"), head.record, after, body)
     if (yield AppendChange(head, change, guards=permission.guards)) is None:
         raise UsageError(f"event {event_id} was changed at the same time; check its state and try again")

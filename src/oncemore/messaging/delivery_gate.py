@@ -32,6 +32,11 @@ def is_notification(event: EventRecord) -> bool:
     return event.topic.startswith(NOTIFICATION_PREFIX)
 
 
+def is_held_by_gate(event: EventRecord) -> bool:
+    """Return whether the gate refused an event before, and the event says so."""
+    return event.state == "PENDING" and event.reason in GATE_HOLDS.values()
+
+
 def find_gated_dataset(event: EventRecord, dataset: str) -> str:
     """Return the dataset that the gate is asked about; empty for a notification, which carries no data."""
     # Events of earlier versions have no dataset of their own; that of the run is asked about.
@@ -50,7 +55,7 @@ def find_delivery_objection(event: EventRecord, dataset: str, permission: Permis
 def hold_event(head: LoadedHead, objection: GateObjection, permission: Permission) -> Script:
     """Record why an event is not sent, once; return False if the event or the dataset has changed."""
     event, reason = head.record, GATE_HOLDS[objection.code]
-    if (event.state, event.reason) == ("PENDING", reason):
+    if is_held_by_gate(event) and event.reason == reason:
         return True
     # A lost attempt of a dead relay ends here: the event is not sent again before the gate permits it.
     after = event._replace(state="PENDING", worker="", reason=reason)

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 from oncemore import clock as clocks
 from oncemore._values import Value
 from oncemore.errors import UsageError, log_warning
-from oncemore.governance.identity import authorize_run_decider, is_deciding_by_credential, load_roles
+from oncemore.governance.identity import (
+    Decider,
+    authorize_run_decider,
+    is_deciding_by_credential,
+    load_roles,
+)
 from oncemore.log.entry_codec import decode_head, load_head, read_body
 from oncemore.log.record import EventRecord
 from oncemore.log.store import HeadQuery
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from oncemore.log.encryption import BodyCipher
+    from oncemore.log.record import LoadedHead
     from oncemore.messaging.driver import StopSignal
     from oncemore.messaging.message import EventMessage
     from oncemore.policy.model import Failure
@@ -145,14 +151,18 @@ class RelayCore:
         """Have a dead or delivered event sent again; the reason is recorded."""
         if not isinstance(reason, str) or not reason.strip():
             raise UsageError("reason is missing; it is recorded with the decision")
-        engine, actor = self._engine, CONTEXT.get().actor
+        engine = self._engine
         # Without roles, the actor of the context is recorded as it is, also an empty one.
+        decider = Decider(CONTEXT.get().actor)
         if load_roles(engine) is not None or is_deciding_by_credential():
             event = load_head(engine.store, f"event/{event_id}", engine.cipher, EventRecord).record
             run_entity = "" if event is None else event.run_entity
-            decider = authorize_run_decider(engine, actor, run_entity).refuse_signature("a redelivery")
-            actor = decider.actor
-        run_delivery(self._make_driver(None), redeliver_event(event_id, reason, actor))
+            decider = authorize_run_decider(engine, decider.actor, run_entity)
+
+        def decide(head: LoadedHead) -> dict[str, Any]:
+            return decider.make_decision(head, "redeliver", reason, engine.now())
+
+        run_delivery(self._make_driver(None), redeliver_event(event_id, decide))
 
     # ------------------------------------------------------------------------------------------------
 

@@ -126,7 +126,7 @@ def _describe_problem(error: Exception) -> str:
 
 def _replace_source(path: Path, old: bytes, new: bytes) -> str:
     """Replace a file that still has its old content; return the problem, or ""."""
-    from oncemore.governance.checkpoint_copies import replace_file
+    from oncemore._replace_file import replace_file
 
     try:
         # A link stays a link: the file it leads to is replaced.

@@ -53,12 +53,14 @@ def fold_runs(
     """Yield the entries of a key with their headers, the run after each, and their bodies."""
     from itertools import islice
 
-    from oncemore.steps.history import fold_entries
+    from oncemore.log.entry_codec import decode_header
+    from oncemore.log.record import apply_header
 
-    entries = list(islice(store.read_entries(entity), max_entries))
-    # The state follows from headers alone. Bodies are left out of the fold, because some may be encrypted.
-    bare = (entry._replace(body=None) for entry in entries)
-    for entry, (header, run, _) in zip(entries, fold_entries(bare), strict=True):
+    run: RunRecord | None = None
+    for entry in islice(store.read_entries(entity), max_entries):
+        header = decode_header(entry.header)
+        # The run follows from headers alone: bodies may be encrypted.
+        run = apply_header(run, header.sets)
         yield entry, header, run, read_body(entry)
 
 

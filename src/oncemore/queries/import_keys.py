@@ -19,7 +19,8 @@ from typing import Any
 import msgspec
 
 from oncemore._values import Value
-from oncemore.errors import Error, UsageError
+from oncemore.errors import Error, NotPermitted, UsageError
+from oncemore.governance.identity import Decider, authorize_decider, check_data_role
 from oncemore.log.plain_conversion import convert_plain
 from oncemore.maintenance.import_keys import build_named_import, mark_keys_done
 from oncemore.maintenance.tasks import (
@@ -27,7 +28,6 @@ from oncemore.maintenance.tasks import (
     check_text,
     close_abandoned_tasks,
     find_abandoned_tasks,
-    resolve_actor,
 )
 from oncemore.steps.signature import hints_of
 
@@ -81,12 +81,16 @@ def import_key_file(
     progress: Callable[[int], object] = lambda lines: None,
 ) -> ImportReport:
     """Mark the keys of a file as done."""
-    reason, actor = check_text("reason", reason), resolve_actor(by)
+    reason = check_text("reason", reason)
+    # Each key has a decision of its own, and a person cannot sign them before the file is read.
+    decider = authorize_decider(engine, by).refuse_signature("an import")
     # This import repeats the lines that a killed one has stored, so it also closes its task.
     abandoned = find_abandoned_tasks(engine, "import")
-    with MaintenanceTask(engine, "import", reason, actor) as task:
+    with MaintenanceTask(engine, "import", reason, decider, {"file": sheet.path.name}) as task:
         report = _mark_groups(
-            _read_keys(step, sheet, reason, actor), progress, lambda group: mark_keys_done(engine, group)
+            _read_keys(step, sheet, reason, decider),
+            progress,
+            lambda group: mark_keys_done(engine, group),
         )
         close_abandoned_tasks(engine, abandoned)
         body = {"file": sheet.path.name, "step": step.name, **report._asdict()}
@@ -102,7 +106,7 @@ def check_key_file(
 
     earlier: set[str] = set()
     return _mark_groups(
-        _read_keys(step, key_file, "", ""), progress, lambda group: preview_marks(group, earlier)
+        _read_keys(step, key_file, "", Decider("")), progress, lambda group: preview_marks(group, earlier)
     )
 
 
@@ -138,7 +142,7 @@ def _mark_groups(
 
 
 def _read_keys(
-    step: Step[Any, Any], sheet: KeyFile, reason: str, actor: str
+    step: Step[Any, Any], sheet: KeyFile, reason: str, decider: Decider
 ) -> Iterator[tuple[int, ImportedKey]]:
     """Yield the keys of a file with their line numbers; raise `UsageError` for the first wrong line."""
     function = step.__wrapped__
@@ -166,9 +170,13 @@ def _read_keys(
                     )
                 arguments[name] = convert_argument(where, column, cell, hints.get(name), is_json)
         try:
-            yield number, build_named_import(step, arguments, value, reason, actor)
+            imported = build_named_import(step, arguments, value, reason, decider.actor)
+            check_data_role(imported.call.engine, decider, imported.call.dataset)
+        except NotPermitted as error:
+            raise NotPermitted(f"{where}: {error}", error.reason) from None
         except Error as error:
             raise UsageError(f"{where}: {error}") from error
+        yield number, imported
 
 
 def _read_csv(sheet: KeyFile) -> Iterator[tuple[int, dict[str, Any]]]:

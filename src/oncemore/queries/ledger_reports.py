@@ -20,8 +20,8 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
+from oncemore._replace_file import replace_file
 from oncemore.errors import UsageError
-from oncemore.governance.checkpoint_copies import replace_file
 from oncemore.governance.dataset_model import DatasetRecord, dataset_entity
 from oncemore.log.entry_codec import decode_header, read_body
 from oncemore.log.record import (

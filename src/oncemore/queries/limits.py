@@ -128,8 +128,8 @@ def _read_breaker_events(engine: Engine, name: str) -> Iterator[BreakerEvent]:
 
 def reset_breaker(engine: Engine, name: str, reason: str, by: str | None) -> BreakerView:
     """Close a breaker by an operator's decision; record the actor and the reason."""
-    decider = authorize_decider(engine, by).refuse_signature("the reset of a breaker")
-    return make_breaker_view(shared_breaker.reset_breaker(engine, name, reason, decider.actor), engine.now())
+    decider = authorize_decider(engine, by)
+    return make_breaker_view(shared_breaker.reset_breaker(engine, name, reason, decider), engine.now())
 
 
 def list_quotas(engine: Engine) -> list[QuotaRecord]:

@@ -1,7 +1,8 @@
-"""Compare a policy file with an earlier state of it: a changed number needs a new version (POL-7).
+"""Compare a policy file with an earlier state of it: a changed number needs a new version and evidence.
 
-The earlier state is another file, or the same file in a commit of git. Files that it extends by a relative
-path are taken from the same commit.
+The earlier state is another file, a profile by its name, or the same file in a commit of git. Files that it
+extends by a relative path are taken from the same commit. `queries.policy_evidence` says which changes of
+which files need evidence.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from oncemore.errors import PolicyError, UsageError
-from oncemore.queries.policies import PolicyCheck, PolicyFault, check_file
+from oncemore.queries.policies import PolicyCheck, PolicyFault, check_file, ignore_warnings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _GIT_TIMEOUT_S: Final = 30
 
 
 def check_against(path: str, against: str) -> PolicyCheck:
-    """Check a policy file, and its changes since another file or a commit of git.
+    """Check a policy file, and its changes since another file, a profile or a commit of git.
 
     A file that did not exist in the commit has no changes.
     """
@@ -34,12 +35,34 @@ def check_against(path: str, against: str) -> PolicyCheck:
     if not check.good:
         return check
     from oncemore.policy.files import inspect_file
+    from oncemore.queries.policy_evidence import find_evidence_faults
 
-    earlier = inspect_file(against) if Path(against).is_file() else _load_from_git(path, against)
+    earlier = load_earlier_profile(path, against)
     if earlier is None:
         return check._replace(against=f"{against} (new file)")
-    faults = tuple(find_version_faults(earlier, inspect_file(path), path))
+    present = inspect_file(path)
+    # Both at once: a person who has to change the version has to make the evidence too.
+    faults = (
+        *find_version_faults(earlier, present, path),
+        *find_evidence_faults(earlier, present, path, against),
+    )
     return check._replace(good=not faults, faults=faults, against=f"{against} ({earlier.version})")
+
+
+def load_earlier_profile(path: str, against: str) -> Profile | None:
+    """Return the earlier state of a policy file; None if a commit of git does not have the file.
+
+    against  the path of a file, the name of a profile, or a revision of git
+    """
+    from oncemore.policy.files import inspect_file, names
+    from oncemore.policy.files.address import find_profile_file
+
+    with ignore_warnings():
+        if Path(against).is_file():
+            return inspect_file(against)
+        if against in names():
+            return inspect_file(find_profile_file(against))
+        return _load_from_git(path, against)
 
 
 def find_version_faults(earlier: Profile, present: Profile, shown: str) -> list[PolicyFault]:
@@ -69,10 +92,10 @@ def _load_from_git(path: str, revision: str) -> Profile | None:
     """Return the profile in a file as a commit has it; None if the commit does not have the file."""
     folder, name = Path(path).resolve().parent, Path(path).name
     if revision.startswith("-") or ":" in revision:
-        raise UsageError(f"{revision!r} is neither a file nor a revision of git")
+        raise UsageError(f"{revision!r} is neither a file, a profile nor a revision of git")
     found = _run_git(folder, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
     if found is None:
-        raise UsageError(f"{revision!r} is neither a file nor a revision of git in {folder}")
+        raise UsageError(f"{revision!r} is neither a file, a profile nor a revision of git in {folder}")
     with TemporaryDirectory() as root:
         target = Path(root).joinpath(*["d"] * _DEPTH, name)
         if not _extract_file(folder, revision, f"./{name}", target, Path(root)):

@@ -1,8 +1,7 @@
 """Write a proposed policy as a file with its evidence; nothing that runs is changed.
 
-NAME.yaml            the new version, with the evidence in short as comments
-NAME.evidence.json   the digests of both versions, the ids of the runs, and the whole comparison
-NAME.evidence.html   the comparison as a page: the view of the change before and after
+NAME.yaml has the new version, with the evidence in short as comments; the two files of the evidence beside it
+are those of `queries.policy_evidence`.
 """
 
 from __future__ import annotations
@@ -10,19 +9,23 @@ from __future__ import annotations
 import json
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from oncemore._values import Value
 from oncemore.errors import UsageError
-from oncemore.policy.canonical_json import canonical_digest
-from oncemore.queries import to_plain
-from oncemore.queries.documents import render_html
-from oncemore.queries.policies import DEFAULT_POLICY
+from oncemore.queries.policies import DEFAULT_POLICY, ignore_warnings
 from oncemore.queries.policy_compare import list_changes
+from oncemore.queries.policy_evidence import (
+    build_evidence,
+    compare_versions,
+    name_evidence_files,
+    write_evidence,
+)
 from oncemore.queries.recorded_runs import build_recorded_world, policy_base
-from oncemore.queries.simulation_documents import build_comparison_blocks, format_minute, format_value
-from oncemore.queries.what_if import SimulationOptions, compare_runs
+from oncemore.queries.simulation_documents import format_minute, format_value
 from oncemore.simulate.proposals import LEAST_FAILURES, LEAST_RUNS, count_failed_runs, propose_policy
+from oncemore.simulate.recorded_runs import SimulatedWorld
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,36 +38,30 @@ if TYPE_CHECKING:
     from oncemore.simulate.proposals import PolicyProposal
     from oncemore.simulate.recorded_runs import RecordedRun
 
-EVIDENCE_FORMAT = "oncemore.policy-evidence/1"
-
 
 class ProposedChange(Value):
-    """A proposed version of a policy.
+    """A proposed version of a policy; `runs` are those that it was simulated on."""
 
-    old, new   name@version and digest of both versions
-    runs       the ids of all runs that it was simulated on; `runs_digest` is the digest of that list
-    """
-
-    format: str
     old: str
-    old_digest: str
     new: str
-    new_digest: str
-    since: float
-    until: float
-    runs: tuple[str, ...]
-    runs_digest: str
+    runs: tuple[RecordedRun, ...]
     changes: tuple[FieldChange, ...]
     proposal: PolicyProposal
     comparison: SimulationReport
 
 
 def find_proposal(
-    found: FoundPolicy, runs: Sequence[RecordedRun], *, least_runs: int = LEAST_RUNS
+    found: FoundPolicy,
+    runs: Sequence[RecordedRun],
+    *,
+    least_runs: int = LEAST_RUNS,
+    world: SimulatedWorld = SimulatedWorld(),  # noqa: B008 - a frozen value
 ) -> ProposedChange | None:
     """Return the proposal for a policy from the runs that were recorded under its name; None without one.
 
     Raises `UsageError` if there are too few runs, or too few that failed once.
+
+    world  signals for the figures of both versions, where the runs have none
     """
     policy = found.policy
     # Also runs under earlier versions of the policy: they are the longer history.
@@ -81,20 +78,13 @@ def find_proposal(
         return None
     # The candidates keep the version, so that their digests differ only where they decide differently.
     new = proposal.policy.copy_with(version=bump_version(policy.version))
-    ids = tuple(sorted(run.run_id for run in own))
     return ProposedChange(
-        format=EVIDENCE_FORMAT,
         old=f"{policy.name}@{policy.version}",
-        old_digest=policy.digest,
         new=f"{new.name}@{new.version}",
-        new_digest=new.digest,
-        since=min(run.created_at for run in own),
-        until=max(run.ended_at for run in own),
-        runs=ids,
-        runs_digest=canonical_digest(list(ids)),
+        runs=tuple(own),
         changes=tuple(list_changes(policy, new)),
         proposal=proposal._replace(policy=new),
-        comparison=compare_runs(own, SimulationOptions(policies={"": new})),
+        comparison=compare_versions([(policy, new)], own, world, "time"),
     )
 
 
@@ -109,36 +99,52 @@ def bump_version(version: str) -> str:
 def write_proposal(change: ProposedChange, found: FoundPolicy, path: Path, command: str) -> tuple[Path, ...]:
     """Write the policy file and its evidence, none of which may exist; return the paths.
 
-    The policy file is written last: a crash before leaves evidence without a policy, which changes nothing.
+    The policy file gets its name last: a crash before leaves evidence without a policy, which changes
+    nothing.
     """
-    evidence, page = path.with_suffix(".evidence.json"), path.with_suffix(".evidence.html")
+    from oncemore.policy.files import inspect_file
+
+    evidence, page = name_evidence_files(path)
     for place in (path, evidence, page):
         if place.exists():
             raise UsageError(f"{place} exists; a proposal replaces nothing. Give another name to --out")
-    text = render_policy_file(change, found, path, command)
-    # `x`: a file that another process has created meanwhile is not replaced either.
-    for place, content in (
-        (page, render_html(f"{change.old} and {change.new}", build_comparison_blocks(change.comparison))),
-        (evidence, json.dumps(to_plain(_plain_evidence(change)), indent=2) + "\n"),
-        (path, text),
-    ):
-        try:
-            with place.open("x", encoding="utf-8") as file:
-                file.write(content)
-        except OSError as error:
-            raise UsageError(f"{place} cannot be written: {error.strerror}") from None
+    # In the same folder, because the file may extend another one by its relative path.
+    draft = path.with_name(f".{path.stem}.proposed{path.suffix}")
+    try:
+        draft.write_text(render_policy_file(change, found, path, command), encoding="utf-8")
+        with ignore_warnings():
+            new = inspect_file(draft)
+        pairs = [(found.policy, new.policy())]
+        record = build_evidence(
+            (found.profile, new),
+            pairs,
+            change.runs,
+            change.comparison,
+            command=command,
+            notes=(_describe_choice(change.proposal),),
+        )
+        write_evidence(record, change.comparison, path)
+        # A link fails if another process has created the file meanwhile; a rename would replace it.
+        path.hardlink_to(draft)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+    finally:
+        with suppress(OSError):
+            draft.unlink()
     return path, evidence, page
 
 
-def _plain_evidence(change: ProposedChange) -> dict[str, object]:
-    fields = change._asdict()
-    fields["proposal"] = {**change.proposal._asdict(), "policy": change.proposal.policy.to_dict()}
-    return fields
+def _describe_choice(proposal: PolicyProposal) -> str:
+    return (
+        f"{proposal.rejected + 1:,} candidates simulated; chosen on {proposal.chosen_before.runs:,} runs, "
+        f"confirmed on the newest {proposal.confirmed_before.runs:,}"
+    )
 
 
 def render_policy_file(change: ProposedChange, found: FoundPolicy, path: Path, command: str) -> str:
     """Return the text of the proposed policy file: comments with the evidence, and the changed fields."""
     comparison, proposal = change.comparison, change.proposal
+    since, until = min(run.created_at for run in change.runs), max(run.ended_at for run in change.runs)
     differences = [
         _show_difference(figure.name, figure.before, figure.after, figure.unit)
         for figure in comparison.figures
@@ -146,12 +152,9 @@ def render_policy_file(change: ProposedChange, found: FoundPolicy, path: Path, c
     ]
     lines = [
         f"# Proposed successor of {change.old}. Not in force: review it, sign it, and use it by its path.",
-        f"# Evidence: {path.with_suffix('.evidence.json').name}; before and after: "
-        f"{path.with_suffix('.evidence.html').name}",
-        f"# {len(change.runs):,} recorded runs, {format_minute(change.since)} to "
-        f"{format_minute(change.until)} UTC; digest of their ids {change.runs_digest[:12]}",
-        f"# {proposal.rejected + 1:,} candidates simulated; chosen on {proposal.chosen_before.runs:,} runs, "
-        f"confirmed on the newest {proposal.confirmed_before.runs:,}",
+        "# Evidence: {}; before and after: {}".format(*(place.name for place in name_evidence_files(path))),
+        f"# {len(change.runs):,} recorded runs, {format_minute(since)} to {format_minute(until)} UTC",
+        f"# {_describe_choice(proposal)}",
         "# Simulated on these runs:",
         *differences,
         f"# Made by: {command}",

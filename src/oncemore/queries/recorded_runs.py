@@ -7,9 +7,13 @@ encrypted with a missing key have no decision: their attempts are kept as they w
 
 from __future__ import annotations
 
-from oncemore._values import Value
+from oncemore._values import Value, make
 from oncemore.errors import PolicyError, UsageError
-from oncemore.queries.entries import fold_runs, list_entities_between
+from oncemore.log.entry_codec import decode_header, read_body
+from oncemore.log.record import apply_header
+from oncemore.maintenance.replay import policy_from_proof, read_situation
+from oncemore.policy.closing import is_closing
+from oncemore.queries.entries import find_seq, load_cipher
 from oncemore.simulate.recorded_runs import (
     MeasuredValues,
     RecordedAttempt,
@@ -17,30 +21,23 @@ from oncemore.simulate.recorded_runs import (
     SignalTimeline,
     SimulatedWorld,
 )
+from oncemore.telemetry.energy import read_figures, read_method
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
     from oncemore.log.entry_codec import EntryHeader
     from oncemore.log.record import RunRecord
     from oncemore.log.store import Entry, Store
     from oncemore.policy.policy import Policy
+    from oncemore.simulate.recorded_runs import AttemptOutcome
 
     Progress = Callable[[int, int], object]
-    #: Entry, header, run after it, and body.
-    FoldedEntry = tuple[Entry, EntryHeader, RunRecord, dict[str, Any]]
 
-#: Names of a telemetry snapshot in the log, and of the fields that hold them here.
-_SNAPSHOT_FIELDS = {
-    "energy_kwh": "energy_kWh",
-    "carbon_kg": "carbon_kgCO2e",
-    "cost_usd": "cost_usd",
-    "grid_intensity": "grid_intensity_g_per_kWh",
-    "energy_price": "energy_rate_usd_per_kWh",
-    "unit_cost_usd_per_h": "compute_unit_cost_usd_per_h",
-}
+#: Entries between two reports of progress.
+PROGRESS_STEP = 1000
 
 
 class RecordedRunFilter(Value):
@@ -63,17 +60,51 @@ def load_recorded_runs(
     """Return the runs that match, in the order of their first entry in the period."""
     if wanted.until < wanted.since:
         raise UsageError("the period ends before it begins; give the earlier time to --since.")
-    policies = PolicyLookup(store)
-    entities = list_entities_between(store, wanted.since, wanted.until)
     runs: list[RecordedRun] = []
-    for done, entity in enumerate(entities, 1):
-        for run in _split_runs(fold_runs(store, entity), policies):
+    for reader in _read_keys(store, wanted, progress):
+        for run in reader.list_runs():
             last = run.attempts[-1].ended if run.attempts else run.created_at
             # A key may have older and newer runs outside of the period.
             if run.attempts and run.created_at <= wanted.until and last >= wanted.since:
                 runs.append(run)
-        progress(done, len(entities))
     return [run for run in runs if _matches_filter(run, wanted)]
+
+
+def _read_keys(store: Store, wanted: RecordedRunFilter, progress: Progress) -> list[KeyReader]:
+    """Return the keys with an entry in the period, in the order of the first one.
+
+    One pass over the log reads them all. Only the entries of a key that is older than the period are read
+    again, from its first one.
+    """
+    end, policies = store.wait_for_change(0, 0.0), PolicyLookup(store)
+    # The whole log, the common case, needs no search. find_seq may stop a second early, and entries may be
+    # out of order by a moment.
+    first = find_seq(store, wanted.since) if wanted.since > 0 else 0
+    last = find_seq(store, wanted.until + 2.0) if wanted.until < float("inf") else end
+    readers: dict[str, KeyReader] = {}
+    found: dict[str, KeyReader] = {}
+    for count, entry in enumerate(store.read_entries(after=first), 1):
+        if count % PROGRESS_STEP == 0:
+            progress(min(entry.seq, end) - first, end - first)
+        entity = entry.entity
+        if not entity.startswith("run/"):
+            continue
+        reader = readers.get(entity)
+        if reader is None:
+            # After the period only the later entries of its runs count.
+            if entry.seq > last:
+                continue
+            reader = readers[entity] = KeyReader(entity, policies, is_whole=entry.version == 1)
+        header = decode_header(entry.header)
+        if entity not in found and wanted.since <= header.at <= wanted.until:
+            found[entity] = reader
+        if reader.is_whole:
+            reader.add_entry(entry, header)
+    for reader in found.values():
+        if not reader.is_whole:
+            for entry in store.read_entries(reader.entity):
+                reader.add_entry(entry, decode_header(entry.header))
+    return list(found.values())
 
 
 def _matches_filter(run: RecordedRun, wanted: RecordedRunFilter) -> bool:
@@ -102,8 +133,6 @@ class PolicyLookup:
 
     def find_policy(self, proof: Mapping[str, Any]) -> Policy:
         """Return the policy of a decision: as the log has it, else from the bounds in the proof."""
-        from oncemore.maintenance.replay import policy_from_proof
-
         digest, max_attempts = str(proof["policy"]["digest"]), int(proof["thresholds"]["max_attempts"])
         known = self._known.get((digest, max_attempts))
         if known is None:
@@ -132,101 +161,107 @@ class PolicyLookup:
         return policy if policy.digest == digest else None
 
 
-def _split_runs(entries: Iterable[FoldedEntry], policies: PolicyLookup) -> Iterator[RecordedRun]:
-    """Yield the runs of a key, from its entries in order."""
-    own: list[FoldedEntry] = []
-    complete_cfg: str | None = None
-    for entry in entries:
-        if own and own[-1][2].run_id != entry[2].run_id:
-            yield _build_run(own, policies, complete_cfg)
-            complete_cfg = _complete_config(own[-1][2], complete_cfg)
-            own = []
-        own.append(entry)
-    if own:
-        yield _build_run(own, policies, complete_cfg)
+class KeyReader:
+    """Builds the runs of one key from its entries in order; it keeps the runs, and not the entries.
 
+    is_whole  whether the entries of the period begin with the first one of the key
+    """
 
-def _complete_config(run: RunRecord, earlier: str | None) -> str | None:
-    return run.cfg_hash if run.state == "COMPLETE" else earlier
+    def __init__(self, entity: str, policies: PolicyLookup, *, is_whole: bool) -> None:
+        self.entity, self.is_whole = entity, is_whole
+        self._policies = policies
+        self._runs: list[RecordedRun] = []
+        self._run: RunRecord | None = None
+        self._begun: RunRecord | None = None
+        self._attempts: list[RecordedAttempt] = []
+        self._complete_cfg: str | None = None
+        self._state_at = self._last_at = 0.0
 
-
-def _build_run(entries: list[FoldedEntry], policies: PolicyLookup, complete_cfg: str | None) -> RecordedRun:
-    # The last entry has the whole run: every record is the fold of all entries before it.
-    entry, header, run, _ = entries[-1]
-    attempts = tuple(_list_attempts(entries, policies))
-    is_over = run.state in ("COMPLETE", "HARD_FAIL")
-    # Later entries of a finished run, such as PRUNE, do not make it longer. An open run is as old as its last
-    # entry: the time of reading would give other bytes each time.
-    ended_at = next(h.at for _, h, r, _ in entries if r.state == run.state) if is_over else header.at
-    codes = [one.situation.failure.code for one in attempts if one.situation is not None]
-    return RecordedRun(
-        run_id=run.run_id,
-        key=entry.entity.removeprefix("run/"),
-        step=run.step,
-        effect=run.effect,
-        policy=run.policy,
-        priority=run.priority,
-        created_at=run.created_at,
-        ended_at=ended_at,
-        deadline=run.deadline or None,
-        state=run.state,
-        attempts=attempts,
-        # A changed configuration is new work: computing it again is right.
-        repeated=complete_cfg is not None and complete_cfg == run.cfg_hash,
-        held_for=run.held_for,
-        reason=run.reason,
-        error_class=codes[-1] if codes else "",
-        tenant=run.tenant,
-        provider=run.provider,
-    )
-
-
-def _list_attempts(entries: list[FoldedEntry], policies: PolicyLookup) -> Iterator[RecordedAttempt]:
-    begun: RunRecord | None = None
-    for entry, header, run, body in entries:
+    def add_entry(self, entry: Entry, header: EntryHeader) -> None:
+        """Add the next entry of the key."""
+        before, run = self._run, apply_header(self._run, header.sets)
+        if before is not None and before.run_id != run.run_id:
+            self._end_run(before)
+            before = None
+        if before is None or before.state != run.state:
+            self._state_at = header.at
+        self._run, self._last_at = run, header.at
         if "INTENT" in header.marks:
             # The claim has the start of the attempt; the entry that ends it may change the fields.
-            begun = run
-        elif begun is not None and run.state != "RUNNING":
-            yield _make_attempt(entry.seq, begun, run, header.at, body, policies)
-            begun = None
+            self._begun = run
+        elif self._begun is not None and run.state != "RUNNING":
+            try:
+                body = read_body(entry, load_cipher())
+            except UsageError:  # encrypted, and the key is missing
+                body = {}
+            self._attempts.append(_make_attempt(entry.seq, self._begun, run, header.at, body, self._policies))
+            self._begun = None
+
+    def list_runs(self) -> list[RecordedRun]:
+        """Return the runs of the key, after its last entry."""
+        if self._run is not None:
+            self._end_run(self._run)
+            self._run = None
+        return self._runs
+
+    def _end_run(self, run: RunRecord) -> None:
+        is_over = run.state in ("COMPLETE", "HARD_FAIL")
+        codes = [one.situation.failure.code for one in self._attempts if one.situation is not None]
+        recorded = RecordedRun(
+            run_id=run.run_id,
+            key=self.entity.removeprefix("run/"),
+            step=run.step,
+            effect=run.effect,
+            policy=run.policy,
+            priority=run.priority,
+            created_at=run.created_at,
+            # Later entries of a finished run, such as PRUNE, do not make it longer. An open run is as old as
+            # its last entry: the time of reading would give other bytes each time.
+            ended_at=self._state_at if is_over else self._last_at,
+            deadline=run.deadline or None,
+            state=run.state,
+            attempts=tuple(self._attempts),
+            # A changed configuration is new work: computing it again is right.
+            repeated=self._complete_cfg is not None and self._complete_cfg == run.cfg_hash,
+            held_for=run.held_for,
+            reason=run.reason,
+            error_class=codes[-1] if codes else "",
+            tenant=run.tenant,
+            provider=run.provider,
+        )
+        self._runs.append(recorded)
+        self._attempts, self._begun = [], None
+        if run.state == "COMPLETE":
+            self._complete_cfg = run.cfg_hash
 
 
 def _make_attempt(
     seq: int, begun: RunRecord, after: RunRecord, at: float, body: dict[str, Any], policies: PolicyLookup
 ) -> RecordedAttempt:
-    from oncemore.maintenance.replay import read_situation
-    from oncemore.policy.closing import is_closing
-    from oncemore.telemetry.energy import build_snapshot
-
-    attempt = RecordedAttempt(
-        seq=seq,
-        began=begun.started_at,
-        ended=at,
-        outcome="COMPLETE" if after.state == "COMPLETE" else "LOST",
-        values=read_values(build_snapshot(body, ends_attempt=True)),
-        counted=after.attempt_count >= begun.attempt_count,
-        discarded=after.reason == "lease_expired",
-    )
+    outcome: AttemptOutcome = "COMPLETE" if after.state == "COMPLETE" else "LOST"
+    policy = situation = None
+    action, delay_s = "", 0.0
     proof = body.get("proof")
-    if after.state == "COMPLETE" or not isinstance(proof, dict) or is_closing(proof):
-        return attempt
-    situation, policy = read_situation(proof), policies.find_policy(proof)
-    not_before, action = proof["not_before"], proof["action"]
-    is_deferred = action == "defer" and not_before is not None
-    return attempt._replace(
-        outcome="FAILED",
-        policy=policy,
-        situation=situation,
-        action=action,
-        delay_s=max(0.0, not_before - situation.now) if is_deferred else proof["delay_s"],
+    if outcome == "LOST" and isinstance(proof, dict) and not is_closing(proof):
+        outcome, situation, policy = "FAILED", read_situation(proof), policies.find_policy(proof)
+        action, not_before = proof["action"], proof["not_before"]
+        is_deferred = action == "defer" and not_before is not None
+        delay_s = max(0.0, not_before - situation.now) if is_deferred else proof["delay_s"]
+    counted, discarded = after.attempt_count >= begun.attempt_count, after.reason == "lease_expired"
+    # In the order of the fields, at a third of the cost of keywords.
+    return make(
+        RecordedAttempt,
+        (
+            *(seq, begun.started_at, at, outcome, read_values(body), counted),
+            *(policy, situation, action, delay_s, discarded),
+        ),
     )
 
 
-def read_values(snapshot: Mapping[str, Any]) -> MeasuredValues:
-    """Return the measured values in a telemetry snapshot."""
-    fields = {name: snapshot.get(recorded) for name, recorded in _SNAPSHOT_FIELDS.items()}
-    return MeasuredValues(**fields, method=str(snapshot.get("method") or ""))
+def read_values(body: Mapping[str, Any]) -> MeasuredValues:
+    """Return the measured values in the body of an entry that ends an attempt."""
+    # The fields have the order of the figures.
+    return make(MeasuredValues, (*read_figures(body), read_method(body.get("usage") or {}) or ""))
 
 
 def build_recorded_world(runs: Iterable[RecordedRun]) -> SimulatedWorld:

@@ -17,8 +17,10 @@ import msgspec
 from oncemore._values import Value
 from oncemore.control.moved_log import check_not_moved
 from oncemore.errors import StoreError, UsageError
+from oncemore.governance.identity import authorize_decider, check_data_role
 from oncemore.log.entry_codec import EntryHeader, build_index, decode_header, encode_head
 from oncemore.log.store import Entry, Head, hash_body
+from oncemore.maintenance.tasks import MaintenanceTask, check_text
 from oncemore.policy.canonical_json import hash_bytes
 from oncemore.steps.history import RECORDS, export_records, verify_chain
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from oncemore.governance.identity import Decider
     from oncemore.log.store import Store
     from oncemore.steps.engine import Engine
 
@@ -96,9 +99,41 @@ def export_runs(store: Store, entities: Iterable[str], mapping: Mapping[str, str
             )
 
 
-def import_runs(engine: Engine, lines: Iterable[str], mapping: Mapping[str, str]) -> ImportedRuns:
-    """Store exported runs that are finished; raise for a run that was altered or is not finished."""
+def import_runs(
+    engine: Engine,
+    lines: Iterable[str],
+    mapping: Mapping[str, str],
+    *,
+    reason: str = "imported",
+    by: str | None = None,
+) -> ImportedRuns:
+    """Store exported runs that are finished; raise for a run that was altered or is not finished.
+
+    The runs keep their entries unchanged, so that a task of its own records who imported them.
+    """
     check_not_moved(engine, "runs to be imported")
+    decider = authorize_decider(engine, by).refuse_signature("an import")
+    documents = _read_finished_runs(engine, decider, lines, mapping)
+    with MaintenanceTask(engine, "import-runs", check_text("reason", reason), decider) as task:
+        imported = 0
+        for entries, head in documents:
+            # An import that was killed is repeated: runs that it has stored are left alone.
+            if head is not None:
+                engine.store.open_maintenance().import_entries(entries, [head])
+                imported += len(entries)
+        runs = sum(head is not None for _, head in documents)
+        report = ImportedRuns(runs, imported, len(documents) - runs)
+        task.mark_done(runs, {"import": report._asdict()})
+    return report
+
+
+def _read_finished_runs(
+    engine: Engine, decider: Decider, lines: Iterable[str], mapping: Mapping[str, str]
+) -> list[tuple[list[Entry], Head | None]]:
+    """Return the entries and the head of each run; no head for a run that the store has already.
+
+    All runs are checked before the first is stored, so that a bad line does not leave a part of the file.
+    """
     chains: dict[str, list[Entry]] = {}
     states = {name: state for state, name in mapping.items()}
     for number, line in enumerate(lines, 1):
@@ -107,7 +142,7 @@ def import_runs(engine: Engine, lines: Iterable[str], mapping: Mapping[str, str]
         if line.strip():
             entry = _parse_entry(line, number, states, chains)
             chains.setdefault(entry.entity, []).append(entry)
-    runs = imported = 0
+    documents: list[tuple[list[Entry], Head | None]] = []
     for entity, entries in chains.items():
         ((version, digest, state, _),) = verify_chain(entries).values()
         # An open run may continue in the exporting store, and the work would be done twice.
@@ -115,13 +150,12 @@ def import_runs(engine: Engine, lines: Iterable[str], mapping: Mapping[str, str]
             raise UsageError(
                 f"{entity} is {state.state}: it may continue in the store that it comes from; end it there"
             )
+        check_data_role(engine, decider, state.dataset)
         stored = engine.store.load_head(entity)
-        if stored is not None and (stored.version, stored.hash) == (version, digest):
-            continue
+        is_present = stored is not None and (stored.version, stored.hash) == (version, digest)
         head = Head(entity, version, digest, encode_head(state), build_index(state), 0)
-        engine.store.open_maintenance().import_entries(entries, [head])
-        runs, imported = runs + 1, imported + len(entries)
-    return ImportedRuns(runs, imported, len(chains) - runs)
+        documents.append((entries, None if is_present else head))
+    return documents
 
 
 def _parse_entry(line: str, number: int, states: Mapping[str, str], chains: dict[str, list[Entry]]) -> Entry:

@@ -9,10 +9,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 from oncemore._values import Value
-from oncemore.errors import UsageError
 from oncemore.lineage.history import AttemptHistory, ParentRun, RunHistory
 from oncemore.queries import normalize_names
-from oncemore.queries.entries import build_lineage, collect_digests, find_seq, fold_runs, load_cipher
+from oncemore.queries.entries import build_lineage, collect_digests, find_seq, fold_runs
 from oncemore.queries.runs import find_run
 
 TYPE_CHECKING = False
@@ -98,7 +97,7 @@ def _read_key(
 ) -> Iterator[RunHistory]:
     """Yield the runs of a key."""
     rows = list(fold_runs(store, entity))
-    records = _read_records([entry for entry, *_ in rows])
+    records = _read_records(rows)
     runs: dict[str, list[Any]] = {}
     for row in rows:
         runs.setdefault(row[2].run_id, []).append(row)
@@ -109,16 +108,16 @@ def _read_key(
         yield history._replace(is_latest=latest[history.run.cfg_hash] == run_id)
 
 
-def _read_records(entries: list[Any]) -> dict[int, list[dict[str, Any]]]:
-    """Return the exported records of entries, by the sequence number of the entry."""
-    from oncemore.steps.history import export_records
+def _read_records(rows: list[Any]) -> dict[int, list[dict[str, Any]]]:
+    """Return the exported records of folded entries, by the sequence number of the entry."""
+    from oncemore.steps.history import export_folded
 
-    records: dict[int, list[dict[str, Any]]] = {}
-    try:
-        for record in export_records(entries, load_cipher()):
-            records.setdefault(record["seq"], []).append(record)
-    except UsageError:  # encrypted, without the key: what remains is in the headers
+    # Encrypted, without the key: what remains is in the headers.
+    if any("sealed" in body for *_, body in rows):
         return {}
+    records: dict[int, list[dict[str, Any]]] = {}
+    for record in export_folded(rows):
+        records.setdefault(record["seq"], []).append(record)
     return records
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from oncemore._values import Value
 from oncemore.errors import UsageError
+from oncemore.governance.identity import authorize_run_decider
 from oncemore.maintenance.tasks import resolve_actor
 from oncemore.queries.import_keys import convert_argument
 from oncemore.queries.runs import find_run
@@ -104,7 +105,9 @@ def signal_run(
     run: Run[Any] = Run(engine, found.entity)
     if run.run_id != found.run_id:
         raise UsageError(f"run {found.run_id} has ended; the last run of its key is {run.run_id}")
-    with context(actor=resolve_actor(by)):
+    # A workflow may wait for a person's word, so that a signal from the command line is a decision.
+    decider = authorize_run_decider(engine, by, found.entity).refuse_signature("a signal")
+    with context(actor=decider.actor):
         return SentSignal(run.state, run.signal(signal, value, signal_id=signal_id))
 
 

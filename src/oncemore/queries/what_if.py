@@ -1,6 +1,6 @@
 """Compare recorded runs with the same runs under another policy, other signals, or with and without tuning.
 
-    before   the runs as recorded; or, to compare tuning, under their policies without tuning
+    before   the runs as recorded; or under earlier policies; or, to compare tuning, without it
     after    the runs under the given policy and signals; or under their policies with tuning
 
 The comparison holds no time of day and no path, so that the same log and options always give the same bytes.
@@ -52,11 +52,13 @@ class SimulationOptions(Value):
     """What differs after: other policies, tuning on or off, other signals.
 
     policies  the new policy by the name of the recorded one; under the empty name, for all other runs
+    earlier   the policies of the side before, in the same way; without them, the recorded ones
     tuning    "" as the policies say, "on", "off", or "compare": off before and on after
     both      whether the signals hold before as well
     """
 
     policies: Mapping[str, Policy] = {}
+    earlier: Mapping[str, Policy] = {}
     tuning: str = ""
     world: SimulatedWorld = SimulatedWorld()
     both: bool = False
@@ -117,7 +119,7 @@ def compare_runs(runs: Sequence[RecordedRun], options: SimulationOptions) -> Sim
         raise UsageError("no recorded run matches; widen --since and --until, or drop a filter.")
     recorded, is_comparison = build_recorded_world(runs), options.tuning == "compare"
     before_world = options.world if options.both or is_comparison else SimulatedWorld()
-    choose_before = _make_choice({}, "off") if is_comparison else None
+    choose_before = _make_choice(options.earlier, "off" if is_comparison else "")
     choose_after = _make_choice(options.policies, "on" if is_comparison else options.tuning)
     before_side = WhatIf(choose_before, before_world, recorded, options.outcomes)
     after_side = WhatIf(choose_after, options.world, recorded, options.outcomes)
@@ -144,7 +146,7 @@ def _build_report(
     return SimulationReport(
         before_name=names[0],
         after_name=names[1],
-        figures=tuple(_compare_figures(*sums)),
+        figures=tuple(compare_figures(*sums)),
         before=sums[0],
         after=sums[1],
         curve=curve,
@@ -157,11 +159,6 @@ def _build_report(
         examples=tuple(_describe_change(*pair) for pair in changed[:MAX_CHANGED_RUNS]),
         notes=tuple(_list_notes(sums, options)),
     )
-
-
-def _choose_curve(totals: SimulationTotals) -> str:
-    """Return the figure to draw if none is asked for: carbon or energy if they are known."""
-    return "carbon" if totals.carbon_kg else "energy" if totals.energy_kwh else "attempts"
 
 
 def _make_choice(policies: Mapping[str, Policy], tuning: str) -> PolicyChoice | None:
@@ -189,15 +186,19 @@ def _make_choice(policies: Mapping[str, Policy], tuning: str) -> PolicyChoice | 
 def _name_sides(options: SimulationOptions) -> tuple[str, str]:
     if options.tuning == "compare":
         return "without tuning", "with tuning"
-    parts = [
-        policy.name + (f"@{policy.version}" if policy.version else "") for policy in options.policies.values()
-    ]
+    parts = [names] if (names := _join_names(options.policies)) else []
     parts += [f"tuning {options.tuning}"] if options.tuning else []
     parts += ["other signals"] if options.world != SimulatedWorld() else []
-    return "as recorded", ", ".join(dict.fromkeys(parts)) or "decided again"
+    return _join_names(options.earlier) or "as recorded", ", ".join(parts) or "decided again"
 
 
-def _compare_figures(before: SimulationTotals, after: SimulationTotals) -> Iterator[ComparedFigure]:
+def _join_names(policies: Mapping[str, Policy]) -> str:
+    names = [policy.name + (f"@{policy.version}" if policy.version else "") for policy in policies.values()]
+    return ", ".join(dict.fromkeys(names))
+
+
+def compare_figures(before: SimulationTotals, after: SimulationTotals) -> Iterator[ComparedFigure]:
+    """Yield every figure of two sums, in the order of `FIGURES`."""
     for field, name, unit in FIGURES:
         a, b = getattr(before, field), getattr(after, field)
         yield ComparedFigure(field, name, unit, a, b, None if a is None or b is None else b - a)

@@ -13,6 +13,7 @@ from oncemore.policy.canonical_json import draw_uniform
 from oncemore.policy.decide import Situation, decide_retry
 from oncemore.policy.model import Failure
 from oncemore.policy.tuning import CARBON_WEIGHT, PRICE_WEIGHT
+from oncemore.simulate.recorded_runs import MeasuredValues, RecordedAttempt, RecordedRun
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -139,6 +140,51 @@ def simulate_assumed(policy: Policy, conditions: AssumedConditions, seeds: Seque
         worst_delay_s=sum(delays),
         worst_tuned_s=_stretch_delays(policy, delays),
         ends=tuple(sorted((reason, reasons.count(reason)) for reason in set(reasons))),
+    )
+
+
+def make_assumed_run(
+    policy: Policy, conditions: AssumedConditions, run_id: str, seed: str, attempts: int
+) -> RecordedRun:
+    """Return a sample run in the form of a recorded one, for a comparison of policies by order.
+
+    Its attempts fail as the id draws, so that both policies meet the same failures; the seed draws the
+    jitter. It holds at most `attempts` of them, without delays: each policy decides its own.
+    """
+    found: list[RecordedAttempt] = []
+    while len(found) < attempts:
+        began = len(found) * conditions.attempt_s
+        ended = began + conditions.attempt_s
+        if draw_uniform(f"{run_id}/failure", len(found) + 1) >= conditions.probability:
+            found.append(RecordedAttempt(0, began, ended, "COMPLETE", MeasuredValues()))
+            break
+        situation = Situation(
+            attempt=len(found) + 1,
+            failure=FAILURE,
+            verdict="RETRYABLE",
+            now=ended,
+            seed=seed,
+            started_at=0.0,
+            deadline=conditions.deadline_s,
+            expected_s=conditions.attempt_s or None,
+        )
+        found.append(
+            RecordedAttempt(
+                0, began, ended, "FAILED", MeasuredValues(), policy=policy, situation=situation, action="stop"
+            )
+        )
+    return RecordedRun(
+        run_id=run_id,
+        key=run_id,
+        step="assumed",
+        effect="idempotent",
+        policy=f"{policy.name}@{policy.version}",
+        priority="P1",
+        created_at=0.0,
+        ended_at=found[-1].ended,
+        deadline=conditions.deadline_s,
+        state="COMPLETE" if found[-1].outcome == "COMPLETE" else "HARD_FAIL",
+        attempts=tuple(found),
     )
 
 

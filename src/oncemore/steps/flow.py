@@ -82,7 +82,7 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
         # Operators and governance: a switch, a dataset or a missing approval stops the attempt.
         is_plain = ready.record is None and not (plan.requires_approval or call.dataset or call.masking)
         approved, names, gated = ("", (plan.name,), None) if is_plain else _list_checks(plan, call, ready)
-        request = (names, call.tenant, approved, plan.obeys_switches, plan.pipeline, gated or ())
+        request = (names, call.tenant, approved, plan.obeys_switches, plan.pipeline, gated or (), False)
         permission = yield make(AskPermission, request)
         refusal: Any = None
         if permission.stop or approved or gated is not None:

@@ -118,11 +118,11 @@ class LoadPolicy(NamedTuple):
 
 
 class AskPermission(NamedTuple):
-    """Read the switches and approvals that may stop an attempt before it begins.
+    """Read the switches and approvals that may stop an attempt of a step, by its names, before it begins.
 
-    steps   the names of its step
     entity  the entity that must be approved; empty if the attempt needs no approval
     begins  False for a submission: a switch does not stop it, a log that has moved does; datasets: their ids
+    reread  do not use cached datasets: for a refusal without a write, whose guard would notice a change
     """
 
     steps: tuple[str, ...]
@@ -131,6 +131,7 @@ class AskPermission(NamedTuple):
     begins: bool = True
     pipeline: str = ""
     datasets: tuple[str, ...] = ()
+    reread: bool = False
 
 
 class Permission(NamedTuple):
@@ -138,8 +139,7 @@ class Permission(NamedTuple):
 
     guards    versions of the entities that were read
     stop      the reason to refuse the attempt: `switch`, `control_state_unknown` or `moved`; empty if none
-    name      the switch that is on, or the address that the log has moved to
-    details   actor, reason and time of the switch
+    name      the switch that is on, with actor, reason and time in `details`; or where the log has moved to
     approval  the approval of its key, if there is one
     error     the error of reading them; datasets: those of the attempt, None for one that is not registered
     """

@@ -1,8 +1,8 @@
 """Reports of runs for monitoring systems: OpenTelemetry, Prometheus and Sentry.
 
-    events of the process ──► MetricSource ──► OpenTelemetry metrics, Prometheus metrics
+    events of the process ──► MetricSource ──► Prometheus metrics
                           ──► SentryReport ──► breadcrumbs and failed runs in Sentry
-    calls of steps        ──► CallSpans    ──► OpenTelemetry spans
+    calls of steps        ──► ReportQueue  ──► CallSpans, MetricSource ──► OpenTelemetry spans and metrics
 
 All are off until they are enabled, and their packages are extras. The events themselves, without any of it,
 are `oncemore.on_event` and the logger `oncemore.steps`.

@@ -9,8 +9,10 @@ Before the claim of an attempt, the script reads the record of the matrix and th
     escalate   the run is held for a person
 
 With a carbon budget, the claim reserves the expected carbon in the record of the matrix, in the same write,
-and the outcome replaces it by the measured one: two workers cannot both take the last part of a budget. An
-attempt that is lost with its process stays reserved, and counts as spent when its run goes on.
+and the outcome replaces it by the measured one: two workers cannot both take the last part of a budget. What
+is expected is the largest attempt so far, so that an attempt larger than all before it may go beyond the cap.
+An attempt that is lost with its process stays reserved, and counts as spent when its run goes on; if nobody
+continues it, its reservation is dropped at the second end of a period.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from oncemore.telemetry.autonomy_rules import (
     start_period,
 )
 from oncemore.telemetry.energy import build_snapshot
-from oncemore.telemetry.signal_values import NAMES, describe_reading
+from oncemore.telemetry.signal_values import NAMES, NOT_CONFIGURED, describe_reading
 from oncemore.telemetry.surroundings import ReadSignals
 
 if TYPE_CHECKING:
@@ -50,6 +52,11 @@ if TYPE_CHECKING:
     from oncemore.steps.plan import StepPlan
     from oncemore.telemetry.autonomy_rules import StepAutonomy
 
+#: Inputs of a decision about one run; the matrix decides for all runs of a policy, and its proof says so.
+OF_A_RUN: dict[str, Any] = {
+    name: {"unavailable": "a value of one run; the matrix decides for all runs of a policy"}
+    for name in ("energy_kWh", "carbon_kgCO2e", "deadline_at", "sla_ms")
+}
 _MARKS: tuple[Any, ...] = ("AUTONOMY",)
 _DECISION_MARKS: tuple[Any, ...] = ("AUTONOMY", "DECISION")
 
@@ -130,7 +137,12 @@ def _update_level(autonomy: StepAutonomy, now: float) -> Script:
     """Decide the level, and store it with its proof if it has changed; return the head of the matrix."""
     head = yield LoadHead(autonomy.entity, AutonomyRecord)
     readings = yield ReadSignals(now)
-    described = {name: describe_reading(readings[name], now) for name in NAMES if name in readings}
+    described = dict(OF_A_RUN)
+    for name in NAMES:
+        has_source = name in readings
+        described[name] = (
+            describe_reading(readings[name], now) if has_source else {"unavailable": NOT_CONFIGURED}
+        )
     before = head.record or AutonomyRecord(name=autonomy.name)
     after, proof = decide_level(autonomy.rules, before, described, now)
     if after == before:

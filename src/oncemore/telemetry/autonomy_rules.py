@@ -3,10 +3,12 @@
 The matrix has one record per policy (its *scope*). Its level follows from these causes; the highest wins:
 
     error budget spent                            escalate   hard: at once
-    carbon of the period beyond the cap           pause      hard, until the period ends
+    carbon of the period beyond the cap           pause      hard, until the period ends; if only attempts
+                                                             that still run reach it, for `recheck_s`
     a permanent failure, if the rules say so      pause      hard, for `recheck_s`
     intensity or price at or above `pause`        pause      soft
     carbon of the period beyond `slow_at`         slow       hard
+    the first attempt under a cap still runs      slow       hard: nobody knows yet what an attempt takes
     intensity or price at or above `slow`         slow       soft, back at or below `resume`
     off hours                                     slow       soft
 
@@ -102,6 +104,8 @@ class AutonomyRecord(Value):
     largest_kg    largest carbon of one attempt: that is expected of the next one
     hold_until    end of the pause after a permanent failure
     inbox         the last permanent failures that were escalated to the matrix
+    is_measured   whether an attempt has ended under the cap, so that `largest_kg` means something
+    carried       runs whose reservation is older than the period
     """
 
     state: str = "RUN"
@@ -116,6 +120,8 @@ class AutonomyRecord(Value):
     largest_kg: float = 0.0
     hold_until: float = 0.0
     inbox: tuple[dict[str, Any], ...] = ()
+    is_measured: bool = False
+    carried: tuple[str, ...] = ()
 
     @property
     def level(self) -> str:
@@ -212,12 +218,17 @@ def _list_causes(
 
 
 def _list_budget_causes(rules: AutonomyRules, record: AutonomyRecord, now: float) -> Iterator[Cause]:
-    used = record.spent_kg + sum(record.reserved.values())
+    # An attempt that began before a larger one was measured may become as large.
+    used = record.spent_kg + sum(max(kg, record.largest_kg) for kg in record.reserved.values())
     after = used + record.largest_kg
     text = f"{rules.period} {used:.4g} + {record.largest_kg:.2g}"
     if after > rules.cap_kg:
-        ends = end_of_period(rules.period, now)
+        # Running attempts may take less than is reserved for them, so that their pause is looked at again.
+        is_spent = record.spent_kg + record.largest_kg > rules.cap_kg
+        ends = end_of_period(rules.period, now) if is_spent else 0.0
         yield Cause(PAUSE, True, f"{text} > cap {rules.cap_kg:g} kgCO2e", ends)
+    elif record.reserved and not record.is_measured:
+        yield Cause(SLOW, True, "no attempt under the cap has been measured yet")
     elif after > rules.slow_at * rules.cap_kg:
         yield Cause(SLOW, True, f"{text} > {rules.slow_at:g} of cap {rules.cap_kg:g} kgCO2e")
 
@@ -260,7 +271,9 @@ def recompute_proof(proof: Mapping[str, Any]) -> dict[str, Any]:
     fields["carbon"], fields["price"] = Thresholds(**fields["carbon"]), Thresholds(**fields["price"])
     inputs = proof["inputs"]
     name = proof["id"].rpartition("#")[0]
-    record = AutonomyRecord(**{**inputs["record"], "name": name, "inbox": tuple(inputs["record"]["inbox"])})
+    # JSON has lists only; the record has tuples.
+    lists = {field: tuple(value) for field, value in inputs["record"].items() if isinstance(value, list)}
+    record = AutonomyRecord(**{**inputs["record"], **lists, "name": name})
     return decide_level(AutonomyRules(**fields), record, inputs["readings"], inputs["now"])[1]
 
 
@@ -312,11 +325,16 @@ def _civil_month(day: int) -> tuple[int, int]:
 
 
 def start_period(rules: AutonomyRules, record: AutonomyRecord, now: float) -> AutonomyRecord:
-    """Return the record with a fresh budget if a new period has begun."""
+    """Return the record with a fresh budget if a new period has begun.
+
+    A reservation that is older than a whole period is dropped: its process died and its run was never
+    continued. Otherwise such runs would take a part of every later budget.
+    """
     start = start_of_period(rules.period, now)
     if not rules.cap_kg or start == record.period_start:
         return record
-    return record._replace(period_start=start, spent_kg=0.0)
+    reserved = {run: kg for run, kg in record.reserved.items() if run not in record.carried}
+    return record._replace(period_start=start, spent_kg=0.0, reserved=reserved, carried=tuple(reserved))
 
 
 def reserve_carbon(record: AutonomyRecord, run: str) -> AutonomyRecord:
@@ -324,8 +342,11 @@ def reserve_carbon(record: AutonomyRecord, run: str) -> AutonomyRecord:
 
     An attempt of the same run that was lost with its process counts with its expected carbon.
     """
-    reserved = {**record.reserved, run: record.largest_kg}
-    return record._replace(reserved=reserved, spent_kg=record.spent_kg + record.reserved.get(run, 0.0))
+    return record._replace(
+        reserved={**record.reserved, run: record.largest_kg},
+        carried=tuple(name for name in record.carried if name != run),
+        spent_kg=record.spent_kg + record.reserved.get(run, 0.0),
+    )
 
 
 def settle_carbon(record: AutonomyRecord, run: str, carbon_kg: float) -> AutonomyRecord:
@@ -335,6 +356,7 @@ def settle_carbon(record: AutonomyRecord, run: str, carbon_kg: float) -> Autonom
         reserved=reserved,
         spent_kg=record.spent_kg + carbon_kg,
         largest_kg=max(record.largest_kg, carbon_kg),
+        is_measured=True,
     )
 
 

@@ -170,12 +170,12 @@ def build_snapshot(body: Mapping[str, Any], *, ends_attempt: bool) -> dict[str, 
     reasons: Mapping[str, str] = usage.get("unavailable", {})
     unavailable: dict[str, str] = {}
     absent = NOT_MEASURED if ends_attempt else NO_ATTEMPT
-    energy, duration = _read_energy(usage), body.get("duration_s")
+    energy, carbon, cost, *_ = read_figures(body)
     snapshot: dict[str, Any] = {
         "energy_kWh": energy,
-        "carbon_kgCO2e": None,
-        "cost_usd": None,
-        "duration_s": duration,
+        "carbon_kgCO2e": carbon,
+        "cost_usd": cost,
+        "duration_s": body.get("duration_s"),
         "queue_depth": None,
         "cpu_s": usage.get("cpu_s"),
     }
@@ -183,12 +183,6 @@ def build_snapshot(body: Mapping[str, Any], *, ends_attempt: bool) -> dict[str, 
         snapshot[field] = usage.get(stored)
         if snapshot[field] is None:
             unavailable[field] = reasons.get(field, NO_SOURCE) if usage else absent
-    intensity, rate = snapshot["grid_intensity_g_per_kWh"], snapshot["energy_rate_usd_per_kWh"]
-    unit_cost = snapshot["compute_unit_cost_usd_per_h"]
-    if energy is not None and intensity is not None:
-        snapshot["carbon_kgCO2e"] = compute_carbon(energy, intensity)
-    if None not in (energy, rate, duration, unit_cost):
-        snapshot["cost_usd"] = compute_cost(energy, rate, duration, unit_cost)  # type: ignore[arg-type]
     inputs = {
         "energy_kWh": (),
         "cpu_s": (),
@@ -201,17 +195,38 @@ def build_snapshot(body: Mapping[str, Any], *, ends_attempt: bool) -> dict[str, 
             missing = [name for name in needed if snapshot[name] is None]
             unavailable[field] = f"needs {' and '.join(missing)}" if usage and missing else absent
     snapshot["circuit_open"] = bool(body.get("circuit_open"))
-    snapshot["method"] = usage.get("method", CPU_TIME if "watts" in usage else None)
+    snapshot["method"] = read_method(usage)
     snapshot["unavailable"] = unavailable
     snapshot.update({field: usage[stored] for stored, field in _EXTRAS.items() if stored in usage})
     return snapshot
 
 
-def _read_energy(usage: Mapping[str, Any]) -> float | None:
-    """Return the energy of a stored usage; most entries store its two factors instead."""
-    if "watts" in usage:
-        return float(usage["cpu_s"] * usage["watts"] / JOULES_PER_KWH)
-    return usage.get("kwh")
+def read_figures(body: Mapping[str, Any]) -> tuple[float | None, ...]:
+    """Return energy in kWh, carbon in kg, cost in USD, intensity, price and machine cost of an attempt.
+
+    Each is None if it was not measured, or if the log lacks what it follows from.
+    """
+    usage = body.get("usage")
+    if not usage:
+        return _NO_FIGURES
+    # Most entries store the two factors of the energy.
+    energy = usage["cpu_s"] * usage["watts"] / JOULES_PER_KWH if "watts" in usage else usage.get("kwh")
+    intensity, rate, unit_cost = usage.get("g_per_kwh"), usage.get("usd_per_kwh"), usage.get("usd_per_h")
+    duration = body.get("duration_s")
+    carbon = None if energy is None or intensity is None else compute_carbon(energy, intensity)
+    cost = None
+    if None not in (energy, rate, duration, unit_cost):
+        cost = compute_cost(energy, rate, duration, unit_cost)  # type: ignore[arg-type]
+    return energy, carbon, cost, intensity, rate, unit_cost
+
+
+_NO_FIGURES = (None,) * 6
+
+
+def read_method(usage: Mapping[str, Any]) -> str | None:
+    """Return how a stored usage was measured; None if nothing was."""
+    method: str | None = usage.get("method", CPU_TIME if "watts" in usage else None)
+    return method
 
 
 # Totals of runs -------------------------------------------------------------------------------------

@@ -147,8 +147,10 @@ class MetricSource:
             self._backend.close()
 
     def apply_event(self, event: ProcessEvent) -> None:
-        """Update the metrics that an event changes."""
-        self._handlers[type(event)](event)
+        """Update the metrics that an event changes, if there are any."""
+        handler = self._handlers.get(type(event))
+        if handler is not None:
+            handler(event)
 
     def _limit_value(self, label: str, value: str) -> str:
         """Return the value of a label, or `_OTHER` if the label has too many values already."""

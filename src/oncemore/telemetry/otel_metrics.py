@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import weakref
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import metrics
@@ -13,21 +9,17 @@ from opentelemetry.context import Context
 from opentelemetry.metrics import Observation
 
 from oncemore._version import __version__
-from oncemore.errors import log_warning
-from oncemore.log.group_commit import InterruptShield
 from oncemore.telemetry.metrics import BREAKER_STATE, BUCKETS_S, INSTRUMENTS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from opentelemetry.metrics import CallbackOptions, MeterProvider
 
     from oncemore.telemetry.metrics import Instrument
 
 #: The semantic conventions whose names the attributes use where they exist.
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
-#: The number of metric updates that are collected before they are applied.
-BATCH_SIZE = 64
-#: The number of updates that may wait; a step that adds one more applies all of them itself.
-MAX_UPDATES = 10_000
 #: Names of labels as attributes; `error.type` is a name of the conventions.
 ATTRIBUTE_NAMES = {
     "step": "oncemore.step.name",
@@ -45,22 +37,16 @@ _NO_CONTEXT = Context()
 
 
 class OpenTelemetryBackend:
-    """Updates the instruments of a meter, many updates at a time, in a thread of its own.
+    """Updates the instruments of a meter; the queue of reports calls it, one thread at a time.
 
-    An update through the SDK takes longer than everything else that a step does for its metrics. So updates
-    are collected, and a thread applies them when there are `BATCH_SIZE` of them, mostly while a step waits
-    for its disk. A reader of the metrics applies the rest first, so that nothing is missing.
+    provider  None for the global one
+    flush     makes the reports that wait; called when the metrics are read, so that nothing is missing
     """
 
-    def __init__(self, provider: MeterProvider | None) -> None:
+    def __init__(self, provider: MeterProvider | None, flush: Callable[[], object]) -> None:
         meter = metrics.get_meter("oncemore", __version__, provider, SCHEMA_URL)
-        self._updates: deque[tuple[Instrument, tuple[str, ...], float]] = deque()
-        self._thread: threading.Thread | None = None
-        self._is_needed = threading.Event()
-        # Held while updates are applied: a reader must not overtake the ones that the thread has taken.
-        self._applying = threading.Lock()
-        self._is_closed = False
-        _backends.add(self)
+        self._flush = flush
+        self._counts: dict[tuple[Instrument, tuple[str, ...]], int] = {}
         self._attributes: dict[tuple[str, tuple[str, ...]], dict[str, str]] = {}
         self._states: dict[tuple[str, ...], int] = {}
         make: dict[str, Any] = {
@@ -74,71 +60,29 @@ class OpenTelemetryBackend:
         self._instruments = {one.name: make[one.kind](one.name, one.unit, one.meaning) for one in INSTRUMENTS}
 
     def add_count(self, instrument: Instrument, labels: tuple[str, ...]) -> None:
-        """Add one to a counter."""
-        self._updates.append((instrument, labels, 1))
-        if len(self._updates) >= BATCH_SIZE:
-            self._apply_soon()
+        """Add one to a counter, with the next `apply_counts`."""
+        known = (instrument, labels)
+        self._counts[known] = self._counts.get(known, 0) + 1
 
     def record_seconds(self, instrument: Instrument, labels: tuple[str, ...], seconds: float) -> None:
         """Record a duration in a histogram."""
-        self._updates.append((instrument, labels, seconds))
-        if len(self._updates) >= BATCH_SIZE:
-            self._apply_soon()
+        attributes = self._attributes_of(instrument, labels)
+        self._instruments[instrument.name].record(seconds, attributes, _NO_CONTEXT)
 
     def set_state(self, instrument: Instrument, labels: tuple[str, ...], value: int) -> None:
         """Set a gauge."""
         self._states[labels] = value
 
-    def _apply_soon(self) -> None:
-        """Let the thread apply the updates; start it if it does not run, or not in this process."""
-        if len(self._updates) >= MAX_UPDATES:
-            # The thread does not keep up: the steps wait for it instead of filling the memory.
-            self.apply_updates()
-            return
-        if self._thread is None or not self._thread.is_alive():
-            # Two callers may start one each, which does no harm: both end with the backend.
-            thread = self._thread = threading.Thread(
-                target=self._run_thread, name="oncemore-metrics", daemon=True
-            )
-            with InterruptShield():
-                thread.start()
-        self._is_needed.set()
-
-    def _run_thread(self) -> None:
-        """Apply the updates whenever there are enough of them, until the backend is closed."""
-        while not self._is_closed:
-            self._is_needed.wait()
-            self._is_needed.clear()
-            try:
-                self.apply_updates()
-            except Exception as error:  # noqa: BLE001 - metrics must not end the work, and the next ones may pass
-                log_warning(f"metrics could not be updated: {type(error).__name__}")
-
-    def reset_after_fork(self) -> None:
-        """In a forked child: leave the parent's updates to the parent; its thread may have held the lock."""
-        self._updates.clear()
-        self._applying, self._is_needed = threading.Lock(), threading.Event()
-
-    def apply_updates(self) -> None:
-        """Apply the updates that were collected so far."""
-        counts: dict[tuple[Instrument, tuple[str, ...]], int] = {}
-        updates = self._updates
-        with self._applying:
-            # As many as there are now: steps that add more must not keep a reader here.
-            for _ in range(len(updates)):
-                instrument, labels, value = updates.popleft()
-                if instrument.kind == "counter":
-                    counts[instrument, labels] = counts.get((instrument, labels), 0) + 1
-                else:
-                    attributes = self._attributes_of(instrument, labels)
-                    self._instruments[instrument.name].record(value, attributes, _NO_CONTEXT)
-            for (instrument, labels), count in counts.items():
-                attributes = self._attributes_of(instrument, labels)
-                self._instruments[instrument.name].add(count, attributes, _NO_CONTEXT)
+    def apply_counts(self) -> None:
+        """Add what was counted to the counters: one call of the SDK for many runs."""
+        counts, self._counts = self._counts, {}
+        for (instrument, labels), count in counts.items():
+            attributes = self._attributes_of(instrument, labels)
+            self._instruments[instrument.name].add(count, attributes, _NO_CONTEXT)
 
     def _read_states(self, options: CallbackOptions) -> list[Observation]:
         """Return the states of breakers; the SDK calls this whenever it reads the metrics."""
-        self.apply_updates()
+        self._flush()
         return [
             Observation(value, self._attributes_of(BREAKER_STATE, labels))
             for labels, value in list(self._states.items())
@@ -155,19 +99,5 @@ class OpenTelemetryBackend:
         return attributes
 
     def close(self) -> None:
-        """Apply the remaining updates; the instruments of a meter cannot be removed."""
-        self.apply_updates()
-        self._is_closed = True
-        self._is_needed.set()
+        """Forget the states of breakers; the instruments of a meter cannot be removed."""
         self._states.clear()
-
-
-_backends: weakref.WeakSet[OpenTelemetryBackend] = weakref.WeakSet()
-
-
-def _reset_backends_after_fork() -> None:
-    for backend in list(_backends):
-        backend.reset_after_fork()
-
-
-os.register_at_fork(after_in_child=_reset_backends_after_fork)

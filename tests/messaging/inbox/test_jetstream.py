@@ -12,6 +12,8 @@ import pytest
 import oncemore
 from oncemore.inbox import Inbox, InboxStats, inbox_from_url, jetstream
 from oncemore.messaging.sources.jetstream import JetStreamSource
+from oncemore.queries.report_period import load_period
+from oncemore.queries.sustainability_report import build_sustainability
 from tests.messaging.inbox.broker import Broker, left, published, wire
 from tests.messaging.inbox.fake_queue import Shop
 from tests.servers.faults import refusing
@@ -96,6 +98,29 @@ def test_a_repeat_beyond_the_servers_own_window_is_acknowledged_and_not_run(
         inbox = jetstream(shop.step, url, stream="AGAIN", durable="shop")
         serve(inbox, lambda inbox=inbox: sum(inbox.stats) == 1)  # type: ignore[misc]
     assert (inbox.stats, len(shop.booked)) == (InboxStats(duplicate=1), 1)
+
+
+@pytest.mark.req("TELEM-12")
+def test_a_day_of_messages_delivered_twice_adds_no_energy(store: oncemore.Engine, url: str) -> None:
+    @oncemore.step(effect="idempotent", name="day.book")
+    def book(order: str) -> str:
+        oncemore.current().add_usage(energy_kwh=0.01)
+        return order
+
+    orders, energy = [f"A-{n}" for n in range(10)], []
+    for turn in range(2):
+        # The stream is new: the server does not know any more that it had these messages before.
+        asyncio.run(_anew(url, "DAY", turn))
+        for order in orders:
+            put(url, "DAY", order, **{"Nats-Msg-Id": order})
+        inbox = jetstream(book, url, stream="DAY", durable="shop")
+        serve(inbox, lambda inbox=inbox: sum(inbox.stats) == len(orders))  # type: ignore[misc]
+        report = build_sustainability(load_period(store.store, 0.0, 4e9))
+        energy.append(next(figure.value for figure in report.figures if figure.name == "energy_kwh"))
+        # No key was computed again after COMPLETE.
+        assert report.computed_again == ()
+    assert energy[0] == pytest.approx(0.1, rel=0.01)
+    assert energy[1] < energy[0] * 1.01
 
 
 async def _anew(url: str, stream: str, turn: int) -> None:

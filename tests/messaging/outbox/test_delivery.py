@@ -429,7 +429,7 @@ def test_of_two_concurrent_redeliveries_one_is_refused() -> None:
     relay = simulation.relay()
     relay.run_once()
     first = relay._make_driver(None)
-    script = relays.redeliver_event(only(simulation.engine()).event_id, "mine", "")
+    script = relays.redeliver_event(only(simulation.engine()).event_id, lambda head: {"reason": "mine"})
     seen = first.load_head(next(script))
     save = script.send(first.ask_permission(script.send(seen)))
     relay.redeliver(seen.record.event_id, reason="theirs")

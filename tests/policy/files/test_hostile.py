@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -131,8 +132,18 @@ def test_a_hostile_file_is_refused_by_name_in_a_fifth_of_a_second(name: str, wri
     assert seconds < (2.0 if "coverage" in sys.modules else 0.2)
 
 
+@pytest.mark.req("SEC-4")
 def test_no_content_of_a_file_is_executed(write: Write, tmp_path: Path) -> None:
     mark = tmp_path / "ran"
+    call = f"__import__('pathlib').Path({str(mark)!r}).touch()"
+    # Each field that takes a number, a word or a list, with an expression in the forms of template languages.
+    for form in ("{}", "{{{{ {} }}}}", "${{{}}}", "=({})", "`{}`"):
+        text = json.dumps(form.format(call))
+        for field in ("max_attempts", "base_delay_sec", "jitter", "schedule", "timeout_s"):
+            with pytest.raises(PolicyError):
+                files.load(write(f'version: "1"\nretry_policy:\n  {field}: {text}\n'))
+        with pytest.raises(PolicyError):
+            files.load(write(f'version: "1"\nextends: {text}\n'))
     for tag in (
         "!!python/object/apply:os.system",
         "!!python/object/new:os.system",

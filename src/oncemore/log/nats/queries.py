@@ -65,10 +65,10 @@ class HeadProjection:
         """Return the heads that match a query, from a table that is complete up to `min_seq`."""
         await self.catch_up(min_seq)
         if not query.body_contains:
-            return [_row_to_head(row) for row in queries.read_head_rows(query, self._query_rows)]
+            return [_row_to_head(row) for row in queries.read_head_rows(query, self.query_rows)]
         # The table has no bodies, so a search in bodies loads the head of every candidate.
         heads: list[Head] = []
-        for row in queries.read_head_rows(query._replace(body_contains=b"", limit=-1), self._query_rows):
+        for row in queries.read_head_rows(query._replace(body_contains=b"", limit=-1), self.query_rows):
             head = await load_head(row[0])
             if head is not None and query.body_contains in (head.body or b""):
                 heads.append(head)
@@ -78,10 +78,11 @@ class HeadProjection:
 
     def list_tombstones(self) -> dict[str, tuple[int, float]]:
         """Return the subjects of dropped entities: sequence of the tombstone, and when it was stored."""
-        rows = self._query_rows("SELECT * FROM tombstone", ())
+        rows = self.query_rows("SELECT * FROM tombstone", ())
         return {subject: (seq, stored) for subject, seq, stored in rows}
 
-    def _query_rows(self, sql: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    def query_rows(self, sql: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """Return the rows of a statement on the table as it is."""
         return self._database.execute(sql, values).fetchall()
 
     async def catch_up(self, min_seq: int) -> None:

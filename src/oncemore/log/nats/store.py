@@ -35,6 +35,7 @@ from oncemore.log.nats.reader import LogPageReader, NatsLog
 from oncemore.log.nats.replies import NoServerReply
 from oncemore.log.nats.server_check import NatsServerInfo, prepare_stream
 from oncemore.log.read_only import ReadOnlyMixin
+from oncemore.log.sqlite.queries import read_all_heads
 from oncemore.log.waiters import wait_in_task, wake_waiters
 
 if TYPE_CHECKING:
@@ -182,6 +183,8 @@ class NatsStore:
 
     def list_heads(self, query: HeadQuery) -> Iterator[Head]:
         """Return the heads that match a query, up to the leader's last message."""
+        if query.by_creation:
+            return read_all_heads(self._query_heads)
 
         async def ask() -> list[Head]:
             last_seq = (await self.log.stream_info())["last_seq"]
@@ -189,6 +192,16 @@ class NatsStore:
 
         heads: list[Head] = self.ask_in_loop(ask)
         return iter(heads)
+
+    def _query_heads(self, sql: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """Return rows of the table of heads, complete up to the leader's last message."""
+
+        async def ask() -> list[tuple[Any, ...]]:
+            await self.projection.catch_up((await self.log.stream_info())["last_seq"])
+            return self.projection.query_rows(sql, values)
+
+        rows: list[tuple[Any, ...]] = self.ask_in_loop(ask)
+        return rows
 
     def read_entries(self, entity: str | None = None, after: int = 0) -> Iterator[Entry]:
         """Return entries in order: of one entity after a version, or of all after a sequence."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from oncemore.log.postgres.connection import check_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from oncemore.log.postgres.connection import Rows
     from oncemore.log.store import HeadQuery
@@ -27,9 +27,29 @@ HEAD_COLUMNS = (
 )
 #: Number of last entries that are searched before all heads are.
 RECENT_ENTRIES = 20_000
+#: Heads that are read at a time when all are.
+HEAD_PAGE = 500
 
 _COLUMNS = ", ".join(f"h.{name}" for name in HEAD_COLUMNS)
 _BODY = "(select body from {schema}.log own where own.entity = h.entity and own.version = h.version)"
+
+
+def read_all_heads(read: Callable[..., Rows]) -> Iterator[Sequence[Any]]:
+    """Yield the rows of all heads in the order of their first entries; `read` runs a statement."""
+    after = 0
+    # A head has no number of its own, so the log gives the order.
+    sql = (
+        f"select {_COLUMNS}, l.seq from {{schema}}.log l join {{schema}}.head h on h.entity = l.entity "  # noqa: S608
+        f"where l.version = 1 and l.seq > %s order by l.seq limit {HEAD_PAGE}"
+    )
+    while rows := read(sql, (after,)):
+        yield from (row[:-1] for row in rows)
+        after = rows[-1][-1]
+    # Heads without a first entry are wrong, which is for the caller to find.
+    yield from read(
+        f"select {_COLUMNS} from {{schema}}.head h where not exists "  # noqa: S608
+        "(select from {schema}.log l where l.entity = h.entity and l.version = 1)"
+    )
 
 
 def read_head_rows(query: HeadQuery, read: Callable[..., Rows]) -> Rows:

@@ -182,7 +182,9 @@ class PostgresStore:
 
     def list_heads(self, query: HeadQuery) -> Iterator[Head]:
         """Return the heads that match a query."""
-        return (row_to_head(row) for row in queries.read_head_rows(query, self.query_rows))
+        if query.by_creation:
+            return map(row_to_head, queries.read_all_heads(self.query_rows))
+        return map(row_to_head, queries.read_head_rows(query, self.query_rows))
 
     def read_entries(self, entity: str | None = None, after: int = 0) -> Iterator[Entry]:
         """Return entries in order; of all entities only below the lowest number of a running append."""

@@ -15,7 +15,7 @@ from oncemore.errors import StoreError
 from oncemore.log.store import Entry, Head, HeadIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import apsw
 
@@ -46,6 +46,8 @@ WITH RECURSIVE chain(at, number, next) AS (
 LAST_SEQ = "SELECT coalesce(max(seq), 0) FROM log"
 #: Number of last entries that are searched before all heads are.
 RECENT_ENTRIES = 20_000
+#: Heads that are read at a time when all are.
+HEAD_PAGE = 500
 
 #: The states in the index `head_failed`. SQLite uses a partial index only if the query has its condition.
 FAILED_STATES = ("HARD_FAIL", "HELD")
@@ -75,6 +77,16 @@ def row_to_entry(row: tuple[Any, ...]) -> Entry:
     raise StoreError(f"entry {row[0]} ({row[1]}) was altered: its body is not made of bytes, or has a digest")
 
 
+def read_all_heads(read: Read) -> Iterator[Head]:
+    """Yield all heads in the order in which they were inserted; `read` runs a statement."""
+    after = 0
+    sql = f"SELECT {HEAD_LIST}, id FROM head WHERE id>? ORDER BY id LIMIT {HEAD_PAGE}"  # noqa: S608
+    while rows := read(sql, (after,)):
+        for row in rows:
+            yield make(Head, (*row[:4], make(HeadIndex, row[4:10]), row[10], None))
+        after = rows[-1][11]
+
+
 def read_head_rows(query: HeadQuery, read: Read) -> list[tuple[Any, ...]]:
     """Return the rows of the heads that match a query; `read` runs a statement."""
     where, values = _build_where(query)
@@ -89,17 +101,13 @@ def read_head_rows(query: HeadQuery, read: Read) -> list[tuple[Any, ...]]:
     top = last_seq if query.before_seq is None else min(last_seq, query.before_seq - 1)
     bottom = max(query.after_seq, top - RECENT_ENTRIES)
     # CROSS JOIN fixes the order of the loops: SQLite may otherwise start with the heads and sort them all.
-    # A window that the limit cannot cut is read forwards, which SQLite does a fifth faster.
-    is_whole = top - bottom <= query.limit
     sql = (
         f"SELECT {_COLUMNS}, {body} FROM log CROSS JOIN head ON head.entity=log.entity AND head.seq=log.seq "  # noqa: S608
-        f"WHERE log.seq>? AND log.seq<=? AND {where} ORDER BY log.seq {'' if is_whole else 'DESC'} LIMIT ?"
+        f"WHERE log.seq>? AND log.seq<=? AND {where} ORDER BY log.seq DESC LIMIT ?"
     )
     # The index of failed heads is in this order already.
     if query.state not in FAILED_STATES:
         rows = read(sql, (bottom, top, *values, query.limit))
-        if is_whole:
-            rows.reverse()
         if len(rows) == query.limit or bottom == query.after_seq:
             return rows
     sql = (

@@ -112,6 +112,8 @@ class SqliteReader:
 
     def list_heads(self, query: HeadQuery) -> Iterator[Head]:
         """Return the heads that match a query."""
+        if query.by_creation:
+            return queries.read_all_heads(self.query_rows)
         return map(row_to_head, queries.read_head_rows(query, self.query_rows))
 
     def read_entries(self, entity: str | None = None, after: int = 0) -> Iterator[Entry]:

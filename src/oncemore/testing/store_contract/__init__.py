@@ -36,6 +36,7 @@ from oncemore.testing.store_contract.appending import (
     what_is_written_can_be_read_back,
 )
 from oncemore.testing.store_contract.listing import (
+    all_heads_can_be_read_beside_the_log,
     facts_describe_the_store,
     heads_are_found_by_what_they_are_indexed_by,
     heads_can_be_listed_page_by_page,
@@ -82,6 +83,7 @@ CHECKS = (
     pruning_what_is_not_there_changes_nothing,
     bodies_of_several_entities_are_pruned_together,
     unchanged_entities_can_be_dropped,
+    all_heads_can_be_read_beside_the_log,
     heads_can_be_listed_page_by_page,
     maintenance_reports_sizes,
     a_registered_worker_is_not_gone,
@@ -99,6 +101,7 @@ __all__ = [
     "a_late_guard_that_has_moved_is_reported",
     "a_registered_worker_is_not_gone",
     "a_stale_write_is_refused_with_the_head_that_is_there",
+    "all_heads_can_be_read_beside_the_log",
     "an_entity_that_was_never_written_has_no_head_and_no_entries",
     "append_writes",
     "asking_for_an_unknown_worker_is_no_error",

@@ -97,6 +97,22 @@ def heads_can_be_listed_page_by_page(open_store: Opener) -> None:
     assert [head.entity for head in done] == ["run/02", "run/04", "run/05"]
 
 
+def all_heads_can_be_read_beside_the_log(open_store: Opener) -> None:
+    """`by_creation` lists every head of every kind once, whatever the other fields say."""
+    store = open_store()
+    names = ["run/b", "worker/w", "run/a", "event/e"]
+    for entity in (*names, "run/b"):
+        write = make_write(entity, store.load_head(entity), kind=entity.partition("/")[0], due=None)
+        require_stored(append_writes(store, write))
+    heads = list(store.list_heads(HeadQuery("", by_creation=True, limit=1)))
+    assert sorted(head.entity for head in heads) == sorted(names)
+    assert {head.entity: head.version for head in heads}["run/b"] == 2
+    for head in heads:
+        loaded = store.load_head(head.entity)
+        assert loaded is not None
+        assert head == loaded._replace(body=None)
+
+
 def waiting_for_a_change_ends_when_there_is_one(open_store: Opener) -> None:
     """`wait_for_change` returns at an append of any handle, and at its timeout."""
     store, other = open_store(), open_store()
