@@ -3,10 +3,10 @@
     AttemptStarted, AttemptFailed, RunDeferred, …   a breadcrumb
     RunFailed, RunHeld                              an event, with the breadcrumbs before it
 
-An exception that is retried is never sent, because it is handled. A run that fails is sent when the failure
-is stored, whether or not the program catches its error; the error of the same run that the SDK finds uncaught
-later is dropped, so that a failure is one event. Texts of errors are redacted as in the log, which the text
-of the exception itself is not.
+An exception that is retried is never sent, because it is handled. A failed run is sent after the failure is
+stored, also if the program catches its error; the error of the same run that the SDK finds uncaught later is
+dropped, so that a failure is one event. Texts of errors are redacted as in the log; the text of the exception
+itself is not.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from oncemore._listeners import EventSubscription
 
-#: How many reported runs are remembered, to recognise their errors.
+#: The number of reported runs that are remembered, to recognise their errors.
 MAX_REPORTED_RUNS = 1000
-#: The deepest chain of causes in which an error of ours is looked for.
+#: The deepest chain of causes that is searched for an error of ours.
 MAX_CHAIN = 20
 #: The events that become breadcrumbs. The start of a run is left out: its first attempt says the same.
 BREADCRUMB_EVENTS = frozenset(
@@ -127,7 +127,7 @@ def build_sentry_event(event: Any, text: str) -> dict[str, Any]:
                 "correlation_id": event.correlation_id, "reason": reason,
             }
         },
-        # All failures of a step for the same reason are one issue, whatever their texts.
+        # All failures of a step for the same reason are one issue, with any text.
         "fingerprint": ["oncemore", event.step, event.error_type, reason],
         "transaction": event.step,
     }  # fmt: skip
