@@ -261,8 +261,22 @@ def run_page(name: str, text: str) -> None:
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A folder of its own, for what a page may write, and waits that end at once."""
     monkeypatch.chdir(tmp_path)
-    with oncemore.testing.instant_waits():
+    with oncemore.testing.instant_waits(), settings_of_its_own():
         yield
+
+
+@contextlib.contextmanager
+def settings_of_its_own() -> Iterator[None]:
+    """Let a page configure Django, which a process can do only once."""
+    from django.conf import settings
+    from django.utils.functional import empty
+
+    earlier = settings._wrapped
+    settings._wrapped = empty
+    try:
+        yield
+    finally:
+        settings._wrapped = earlier
 
 
 @pytest.mark.parametrize("page", RUN, ids=name_of)

@@ -56,7 +56,8 @@ def make_store_opener(url: str) -> tuple[Callable[[], Store], str]:
     if not path.name or path.is_dir():
         raise UsageError(f"{describe_value(url, 500)} names no file; write sqlite:///folder/log.db")
     require_posix(
-        f"{url!r} is a file, which", "Here, take a server (postgresql://…, mysql://…, nats://…), or memory: for tests"
+        f"{url!r} is a file, which",
+        "Here, take a server (postgresql://…, mysql://…, nats://…), or memory: for tests",
     )
     return lambda: _open_sqlite(path), f"{SQLITE}{path}"
 

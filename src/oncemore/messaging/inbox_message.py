@@ -159,6 +159,12 @@ class MessageReader:
             return None
         if callable(self._key):
             return {"content": _call_user_function("key", self._key, content)}
+        if not message.has_id:
+            # Processed under a digest, two equal messages would be taken for one.
+            raise UnreadableMessage(
+                "the message has no id, so that a repeat cannot be recognised; its sender must give it one, "
+                "or the inbox needs key="
+            )
         return {"source": message.source, "message": message.id}
 
     def _name_arguments(self, content: Any) -> Mapping[str, Any]:
