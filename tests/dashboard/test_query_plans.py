@@ -14,7 +14,7 @@ import pytest
 import oncemore
 from oncemore.dashboard import create_app
 from oncemore.dashboard.api import API_ROUTES
-from oncemore.log.postgres import queries as postgres_queries
+from oncemore.log.database import queries as database_queries
 from oncemore.log.sqlite import queries as sqlite_queries
 from oncemore.log.store import HeadQuery
 from oncemore.queries import run_pages, runs
@@ -94,7 +94,7 @@ def test_no_page_and_no_list_reads_all_heads(
     # A search of the newest heads reads the end of the log first, and a page reads windows of half of that.
     # Here both are short, so that the store is as much larger as one of many runs.
     monkeypatch.setattr(sqlite_queries, "RECENT_ENTRIES", 20)
-    monkeypatch.setattr(postgres_queries, "RECENT_ENTRIES", 20)
+    monkeypatch.setattr(database_queries, "RECENT_ENTRIES", 20)
     monkeypatch.setattr(run_pages, "WINDOW", 10)
     monkeypatch.setattr(runs, "NEWEST_ENTRIES", 10)
     client = sign_in(filled.app)
