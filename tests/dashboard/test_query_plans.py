@@ -75,13 +75,14 @@ def explain_statements(url: str, statements: Iterable[tuple[str, tuple[Any, ...]
     import psycopg
 
     address, _, schema = url.partition("?schema=")
+    names = {"schema": schema, **{name: f"{schema}.{name}" for name in ("head", "log", "worker")}}
     with psycopg.connect(address) as connection:
         # A small table is read faster as a whole; without that choice the plan is the one of a large table.
         connection.execute("set enable_seqscan = off")
         return {
             sql: "\n".join(
                 row[0]
-                for row in connection.execute(f"explain {sql.format(schema=schema)}".encode(), values or None)
+                for row in connection.execute(f"explain {sql.format(**names)}".encode(), values or None)
             )
             for sql, values in statements
         }
