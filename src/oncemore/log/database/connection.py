@@ -15,15 +15,14 @@ went back.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from urllib.parse import unquote
 
+from oncemore._platform import get_boot_time
 from oncemore._values import Value
 from oncemore.errors import UsageError
-from oncemore.log.sqlite.machine import BOOT_CLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -154,7 +153,7 @@ class ServerClock:
     def now(self) -> float:
         """Return the server's time; ask the server once a second, in one thread at a time."""
         known = self._known
-        local = time.clock_gettime(BOOT_CLOCK)
+        local = get_boot_time()
         if known is not None:
             # If another thread is asking, the extrapolated time is good enough.
             if local - known[0] < ASK_S or not self._asking.acquire(blocking=False):
@@ -165,12 +164,12 @@ class ServerClock:
             self._known = known = self._ask_server(self._known)
         finally:
             self._asking.release()
-        return known[1] + time.clock_gettime(BOOT_CLOCK) - known[0]
+        return known[1] + get_boot_time() - known[0]
 
     def _ask_server(self, known: tuple[float, float] | None) -> tuple[float, float]:
-        before = time.clock_gettime(BOOT_CLOCK)
+        before = get_boot_time()
         server_time = self._ask()
-        after = time.clock_gettime(BOOT_CLOCK)
+        after = get_boot_time()
         if known is None:
             return after, server_time
         extrapolated = known[1] + after - known[0]

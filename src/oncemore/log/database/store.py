@@ -12,6 +12,7 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from oncemore._platform import run_after_fork
 from oncemore.errors import StoreError
 from oncemore.log.database import queries
 from oncemore.log.database import writer as writers
@@ -236,4 +237,4 @@ def _reset_stores_after_fork() -> None:
         store.reset_after_fork()
 
 
-os.register_at_fork(after_in_child=_reset_stores_after_fork)
+run_after_fork(_reset_stores_after_fork)

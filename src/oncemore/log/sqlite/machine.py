@@ -15,7 +15,6 @@ import fcntl
 import os
 import re
 import struct
-import time
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -174,12 +173,3 @@ def boot_id(path: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:
         return path.read_text(encoding="ascii").strip()
     except OSError:
         return ""
-
-
-#: The clock of the kernel that also runs while the machine sleeps.
-BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
-def seconds_since_boot() -> float:
-    """Return the seconds since boot, including the time that the machine slept."""
-    return time.clock_gettime(BOOT_CLOCK)
