@@ -14,7 +14,7 @@ import pytest
 import oncemore
 from oncemore.dashboard import create_app
 from oncemore.dashboard.api import API_ROUTES
-from oncemore.log.postgres import queries as postgres_queries
+from oncemore.log.database import queries as database_queries
 from oncemore.log.sqlite import queries as sqlite_queries
 from oncemore.log.store import HeadQuery
 from oncemore.queries import run_pages, runs
@@ -75,13 +75,14 @@ def explain_statements(url: str, statements: Iterable[tuple[str, tuple[Any, ...]
     import psycopg
 
     address, _, schema = url.partition("?schema=")
+    names = {"schema": schema, **{name: f"{schema}.{name}" for name in ("head", "log", "worker")}}
     with psycopg.connect(address) as connection:
         # A small table is read faster as a whole; without that choice the plan is the one of a large table.
         connection.execute("set enable_seqscan = off")
         return {
             sql: "\n".join(
                 row[0]
-                for row in connection.execute(f"explain {sql.format(schema=schema)}".encode(), values or None)
+                for row in connection.execute(f"explain {sql.format(**names)}".encode(), values or None)
             )
             for sql, values in statements
         }
@@ -94,7 +95,7 @@ def test_no_page_and_no_list_reads_all_heads(
     # A search of the newest heads reads the end of the log first, and a page reads windows of half of that.
     # Here both are short, so that the store is as much larger as one of many runs.
     monkeypatch.setattr(sqlite_queries, "RECENT_ENTRIES", 20)
-    monkeypatch.setattr(postgres_queries, "RECENT_ENTRIES", 20)
+    monkeypatch.setattr(database_queries, "RECENT_ENTRIES", 20)
     monkeypatch.setattr(run_pages, "WINDOW", 10)
     monkeypatch.setattr(runs, "NEWEST_ENTRIES", 10)
     client = sign_in(filled.app)
