@@ -42,8 +42,10 @@ STATEMENTS = {
     "nats": "import oncemore.log.nats.connection",
     "aws": "from oncemore.messaging.queue_sinks import make_sqs_client as make; "
     "make('https://sqs.eu-west-1.amazonaws.com/1/queue')",
-    "rabbitmq": "from oncemore.messaging.rabbitmq import make_parameters; make_parameters('amqp://localhost/', {})",
-    "kafka": "from oncemore.messaging.kafka import HINT, import_library; import_library('confluent_kafka', HINT)",
+    "rabbitmq": "from oncemore.messaging.rabbitmq import make_parameters; "
+    "make_parameters('amqp://localhost/', {})",
+    "kafka": "from oncemore.messaging.kafka import HINT, import_library; "
+    "import_library('confluent_kafka', HINT)",
     "django": "import oncemore.http\n"
     "from oncemore import MissingExtra\n"
     "try: oncemore.http.DjangoIdempotencyMiddleware(lambda request: None)\n"
