@@ -407,6 +407,24 @@ print(work(5))
 """
 
 
+def test_a_program_that_opens_a_store_and_does_not_enter_it_is_told(tmp_path: Path) -> None:
+    for opened, says in (("oncemore.open('shop.db')", True), ("oncemore.open('shop.db').store", False)):
+        (tmp_path / "program.py").write_text(PROGRAM.replace("print(work(5))", f"{opened}\nprint(work(5))"))
+        done = subprocess.run(
+            [sys.executable, "program.py"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        told = (
+            f"oncemore.open() was called for sqlite:///{tmp_path}/shop.db and not used, so this call uses "
+            f"sqlite:///{tmp_path}/.oncemore/log.db; write `with oncemore.open(...):` around the calls"
+        )
+        assert (told in done.stderr) == says, done.stderr
+
+
 def test_a_program_without_configuration_finds_its_store_again(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / "program.py").write_text(PROGRAM)
