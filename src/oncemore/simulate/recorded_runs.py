@@ -76,7 +76,7 @@ class RecordedRun(Value):
     held_for   the reason why it waits for a person; empty if it does not
     reason     the reason of its last state
     error_class  the code of its last failure
-    pipeline   the pipeline that was recorded with it, or its step: a run without one is its own pipeline
+    pipeline   the pipeline of the step; the step itself if none was recorded
     """
 
     run_id: str
