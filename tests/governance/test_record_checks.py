@@ -186,7 +186,7 @@ REMOVALS = {
 
 @pytest.mark.req("TELEM-10", "CI-3")
 @pytest.mark.parametrize("removal", REMOVALS.values(), ids=list(REMOVALS))
-def test_a_retried_run_whose_records_were_removed_fails_the_check(tmp_path: Any, removal: str) -> None:
+def test_removed_records_of_a_retried_run_fail_the_check(tmp_path: Any, removal: str) -> None:
     import sqlite3
 
     from click.testing import CliRunner

@@ -236,7 +236,7 @@ def test_a_program_without_handlers_shows_warnings_and_a_command_does_not(tmp_pa
     assert "oncemore: exec: key" in done.stderr
 
 
-def test_a_json_line_has_every_field_and_is_one_line_whatever_they_hold() -> None:
+def test_a_json_line_has_every_field_and_stays_one_line() -> None:
     text = StringIO()
     handler, log = logging.StreamHandler(text), logging.getLogger("oncemore.test_json")
     handler.setFormatter(JsonLogFormatter())

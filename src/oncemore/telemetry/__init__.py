@@ -37,7 +37,7 @@ __all__ = [
     "make_metrics_app",
 ]
 
-#: The attributes that every log record has; all others are fields that the caller has added.
+#: The attributes that every log record has; the remaining ones are fields that the caller has added.
 _PLAIN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
