@@ -74,8 +74,10 @@ def _list_energy_figures(period: ReportPeriod) -> Iterator[ReportFigure]:
         ("again_kwh", "energy of work computed again", "kWh", again, "energy_kwh"),
     ):
         known = [one for one in chosen if getattr(one.attempt.values, field) is not None]
-        # Nothing happened, so that its energy is known: 0.
-        value = add_known(getattr(one.attempt.values, field) for one in known) if chosen else 0.0
+        value = add_known(getattr(one.attempt.values, field) for one in known)
+        if attempts and not chosen:
+            # There were attempts, and none of this kind: their energy is 0, not unknown.
+            value = 0.0
         yield ReportFigure(name, title, value, unit, name_entries(known))
     yield count_attempts("attempts", "attempts", attempts)
     yield count_attempts("retries", "attempts after the first", retries)
