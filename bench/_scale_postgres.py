@@ -123,7 +123,7 @@ def by_hand(url: str, opened: ExitStack) -> Subject:
 def steps(server: Server, effort: Effort, opened: ExitStack) -> Iterator[Group]:
     """One at a time beside two commits by hand; 32 at once beside that and DBOS."""
     alone = ours(server.engine())
-    yield _table(ALONE, RAW, interleaved([alone, by_hand(server.database(), opened)], effort))
+    yield cost_table(ALONE, RAW, interleaved([alone, by_hand(server.database(), opened)], effort))
     runner, pool = opened.enter_context(asyncio.Runner()), opened.enter_context(ThreadPoolExecutor(AT_ONCE))
     together = [in_tasks(server.engine(), runner), in_threads(server.engine(), pool)]
     if has_dbos():
@@ -133,10 +133,10 @@ def steps(server: Server, effort: Effort, opened: ExitStack) -> Iterator[Group]:
             process.subject(DBOS_IN_THREADS, "threads"),
         ]
     subjects = [alone, *(at_least(one, LONG * AT_ONCE if effort.rounds > 3 else 1) for one in together)]
-    yield _table(MANY, OURS, interleaved(subjects, effort))
+    yield cost_table(MANY, OURS, interleaved(subjects, effort))
 
 
-def _table(name: str, over: str, costs: Costs) -> Group:
+def cost_table(name: str, over: str, costs: Costs) -> Group:
     """Return a table of costs; its ratios are of rates, so that more is better."""
     against = ratios({subject: [1 / one for one in own] for subject, own in costs.items()}, over)
     rows = [Row(one, spread([cost / MICRO for cost in costs[one]]), against[one]) for one in costs]

@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import _scale_mysql
 import _scale_nats
 import _scale_postgres
 from _durable import has_dbos
@@ -23,7 +24,7 @@ from _measure import Effort, Goal, Group, command
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.servers import nats, postgres
+from tests.servers import mariadb, nats, postgres
 
 if TYPE_CHECKING:
     import argparse
@@ -41,6 +42,17 @@ def on_postgres(effort: Effort) -> Iterator[Group]:
         yield from _scale_postgres.groups(url, effort, opened)
 
 
+def on_mysql(effort: Effort) -> Iterator[Group]:
+    """One server of MariaDB with its default settings, which sync at every commit; without a binary log."""
+    with ExitStack() as opened:
+        try:
+            server = opened.enter_context(mariadb.server(on_disk=True))
+        except mariadb.NoMariadb as reason:
+            print(f"MySQL is left out: {reason}", file=sys.stderr)
+            return
+        yield from _scale_mysql.groups(server.url, effort, opened)
+
+
 def on_nats(effort: Effort) -> Iterator[Group]:
     """One server of NATS JetStream that syncs before it acknowledges."""
     with ExitStack() as opened:
@@ -55,9 +67,10 @@ def on_nats(effort: Effort) -> Iterator[Group]:
 #: What is measured, server by server: the word that its tables begin with, and how it is judged.
 PARTS = (
     ("PostgreSQL", on_postgres, _scale_postgres.goals),
+    ("MySQL", on_mysql, _scale_mysql.goals),
     ("NATS", on_nats, _scale_nats.goals),
 )
-PACKAGES = ("oncemore", "psycopg", "nats-py", *(["dbos"] if has_dbos() else []))
+PACKAGES = ("oncemore", "psycopg", "pymysql", "nats-py", *(["dbos"] if has_dbos() else []))
 
 
 def measured(options: argparse.Namespace) -> Iterator[Group]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
-from tests.servers import postgres
+from tests.servers import mariadb, postgres
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -76,6 +76,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 def pytest_sessionfinish() -> None:
     postgres.end()
+    mariadb.end()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,8 +4,8 @@ A test that is meant for some of them says so:
 
     @pytest.mark.parametrize("store_url", ["sqlite", "postgres"], indirect=True)
 
-The servers of PostgreSQL and NATS are started when a test of a module first needs them; without one, its
-tests are skipped.
+The servers of PostgreSQL, MariaDB and NATS are started when a test of a module first needs them; without
+one, its tests are skipped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.servers import nats, postgres
+from tests.servers import mariadb, nats, postgres
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from oncemore.log.store import Store
 
 #: The kinds of stores, as parameters of `store_url`.
-KINDS = ("memory", "sqlite", "postgres", "nats")
+KINDS = ("memory", "sqlite", "postgres", "mysql", "nats")
 #: Numbers of schemas and namespaces: each test has an empty store of its own.
 _numbers = itertools.count(1)
 
@@ -36,6 +36,16 @@ def postgres_database() -> Iterator[str]:
         with postgres.database() as address:
             yield address
     except postgres.NoPostgres as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="module")
+def mysql_database() -> Iterator[str]:
+    """The address of a new database in MariaDB."""
+    try:
+        with mariadb.database() as address:
+            yield address
+    except mariadb.NoMariadb as reason:
         pytest.skip(str(reason))
 
 
@@ -55,6 +65,8 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     name = f"store_{next(_numbers)}"
     if request.param == "postgres":
         return f"{request.getfixturevalue('postgres_database')}?schema={name}"
+    if request.param == "mysql":
+        return f"{request.getfixturevalue('mysql_database')}?prefix={name}"
     if request.param == "nats":
         return f"{request.getfixturevalue('jetstream_server')}/{name}"
     return "memory:" if request.param == "memory" else f"sqlite:///{tmp_path}/log.db"
@@ -71,6 +83,10 @@ def open_store(store_url: str) -> Iterator[Callable[[], Store]]:
             from oncemore.log.postgres.store import PostgresStore
 
             opened.append(PostgresStore(store_url))
+        elif store_url.startswith("mysql:"):
+            from oncemore.log.mysql.store import MysqlStore
+
+            opened.append(MysqlStore(store_url))
         elif store_url.startswith("nats:"):
             from oncemore.log.nats.store import NatsStore
 

@@ -27,6 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "_version",
         "_startup",
+        "_platform",
         "errors",
         "_file_trust",
         "_replace_file",

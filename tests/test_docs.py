@@ -26,7 +26,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 #: changes a number here, so that somebody looks at it.
 RUN = sorted([ROOT / "README.md", *(DOCS / "tutorial").rglob("*.md"), *(DOCS / "how-to").rglob("*.md")])
 LEFT_OUT: dict[str, int] = {
-    "docs/how-to/find-out-why-it-waited.md": 1,
+    "docs/how-to/see-why-it-waited.md": 1,
     # Code of another library: a part of a program in examples/ (tests/docs/test_changing_over.py).
     "docs/how-to/from-celery-retries.md": 2,
     "docs/how-to/from-dbos.md": 7,
@@ -261,8 +261,22 @@ def run_page(name: str, text: str) -> None:
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A folder of its own, for what a page may write, and waits that end at once."""
     monkeypatch.chdir(tmp_path)
-    with oncemore.testing.instant_waits():
+    with oncemore.testing.instant_waits(), settings_of_its_own():
         yield
+
+
+@contextlib.contextmanager
+def settings_of_its_own() -> Iterator[None]:
+    """Let a page configure Django, which a process can do only once."""
+    from django.conf import settings
+    from django.utils.functional import empty
+
+    earlier = settings._wrapped
+    settings._wrapped = empty
+    try:
+        yield
+    finally:
+        settings._wrapped = earlier
 
 
 @pytest.mark.parametrize("page", RUN, ids=name_of)

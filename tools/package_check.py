@@ -38,13 +38,24 @@ IN_SDIST = ("tests/", "docs/")
 #: A statement that uses the part of each extra.
 STATEMENTS = {
     "postgres": "import oncemore.log.postgres.store",
+    "mysql": "import oncemore.log.mysql.store",
     "nats": "import oncemore.log.nats.connection",
     "aws": "from oncemore.messaging.queue_sinks import make_sqs_client as make; "
     "make('https://sqs.eu-west-1.amazonaws.com/1/queue')",
+    "rabbitmq": "from oncemore.messaging.rabbitmq import make_parameters; "
+    "make_parameters('amqp://localhost/', {})",
+    "kafka": "from oncemore.messaging.kafka import HINT, import_library; "
+    "import_library('confluent_kafka', HINT)",
+    "django": "import oncemore.http\n"
+    "from oncemore import MissingExtra\n"
+    "try: oncemore.http.DjangoIdempotencyMiddleware(lambda request: None)\n"
+    "except MissingExtra: raise\n"
+    "except Exception as error:\n    if 'DJANGO_SETTINGS_MODULE' not in str(error): raise",
     "http": "import httpx2, oncemore.http; httpx2.Client(transport=oncemore.http.Transport()).close()",
     "cron": "from oncemore.schedules.ticks import load_cronsim; load_cronsim().CronSim",
     "otel": "import oncemore.telemetry; oncemore.telemetry.enable_opentelemetry()",
     "prometheus": "import oncemore.telemetry; oncemore.telemetry.enable_prometheus()",
+    "sentry": "import oncemore.telemetry; oncemore.telemetry.enable_sentry()",
     "fits": "from oncemore.profiles.nova_cat.fits import import_readers; import_readers()",
     "sign": "from oncemore.governance.keys import require_cryptography; require_cryptography(); "
     "import bcrypt",

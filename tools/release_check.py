@@ -24,21 +24,23 @@ PARTS = {
     "package-check": "contents, and every extra in an empty environment",
     "sbom": "SBOMs, licences and manifest",
     "supply-chain": "images, actions and dependencies are pinned",
-    "docs": "the site, without warnings or broken links",
+    "check-workflows": "workflows by their schema, zizmor and actionlint",
+    "check-containers": "Dockerfile, compose file and Kubernetes manifest by their validators",
+    "docs-versions": "the sites of all releases, without warnings or broken links",
 }
 #: What takes longer than a rehearsal may, or asks another host.
 APART = {
-    "test": "all tests: make test",
+    "test-all": "all tests on every Python version that the metadata names: make test-all",
     "torture": "long campaigns: make torture",
     "engines": "steps inside other engines: make engines",
     "advisories": "known advisories, asks the package index: make advisories",
+    "pin-images": "digests of the images in deploy/, asks the registries: make pin-images",
+    "image": "the container image, needs an engine: make image",
+    "check-tag": "the signed tag, which the workflow that publishes checks: make check-tag",
 }
 #: What belongs to a release and does not exist yet.
 MISSING = {
-    "platforms": "the whole suite on every Python version that the metadata names",
-    "containers": "image, compose file and Kubernetes manifest",
     "evidence": "figures of runs of an hour, in docs/explanation/evidence.md",
-    "publishing": "a rehearsal of the workflow that publishes, with a signed tag",
 }
 
 
@@ -52,7 +54,7 @@ class PartResult(NamedTuple):
 
     def __str__(self) -> str:
         seconds = "" if self.seconds is None else f"{self.seconds:.1f}"
-        return f"{self.part:<16}{self.result:<10}{seconds:>8}  {self.shows}"
+        return f"{self.part:<18}{self.result:<10}{seconds:>8}  {self.shows}"
 
 
 def run_part(part: str) -> PartResult:
@@ -73,7 +75,7 @@ def make_table(results: list[PartResult]) -> list[str]:
     failed = sum(one.result == "failed" for one in results)
     total = sum(one.seconds or 0 for one in results)
     end = f"{len(results) - failed} ok, {failed} failed, {len(APART)} apart, {len(MISSING)} missing"
-    return [f"{'part':<16}{'result':<10}{'seconds':>8}  shows", *map(str, rows), f"{end}: {total:.0f} s"]
+    return [f"{'part':<18}{'result':<10}{'seconds':>8}  shows", *map(str, rows), f"{end}: {total:.0f} s"]
 
 
 def main(names: list[str]) -> int:

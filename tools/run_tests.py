@@ -2,6 +2,7 @@
 
     python tools/run_tests.py              all parts, in the order of the table
     python tools/run_tests.py lint types   only these
+    python tools/run_tests.py --plain      the tests and the clean install, without coverage
 
 The first part that fails ends the run with its exit code: what comes later would only bury the
 message. A new part is one more line in `PARTS`. The last line printed is `N passed, N failed`, so
@@ -155,8 +156,27 @@ def chosen(names: list[str], parts: tuple[Part, ...]) -> tuple[Part, ...]:
     return tuple(part for part in parts if not names or part.name in names)
 
 
+def strip_coverage(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Return the parts that depend on the version of Python, with the tests run directly by pytest."""
+    kept = [part for part in parts if part.name not in ("lint", "types", "coverage")]
+    measured = ("-m", "coverage", "run")
+    return tuple(
+        Part(
+            part.name,
+            tuple(
+                command[:1] + command[4:] if command[1:4] == measured else command
+                for command in part.commands
+                if command[1:4] != ("-m", "coverage", "erase")
+            ),
+        )
+        for part in kept
+    )
+
+
 def main(names: list[str], parts: tuple[Part, ...] = PARTS) -> int:
     """Run the parts and print the closing table."""
+    if "--plain" in names:
+        names, parts = [name for name in names if name != "--plain"], strip_coverage(parts)
     todo = chosen(names, parts)
     table: list[tuple[str, str, float]] = []
     code = 0

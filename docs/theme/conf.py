@@ -18,6 +18,7 @@ nitpicky = True
 html_theme = "furo"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_js_files = [("versions.js", {"defer": "defer"})]
 # The sources of pages would be copied beside them, and no page needs them.
 html_copy_source = False
 html_show_sourcelink = False

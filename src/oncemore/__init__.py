@@ -11,10 +11,12 @@ if getattr(sys, "argv", None) and sys.argv[0].endswith(("-m", "oncemore", "kfm-r
     # Signals are blocked until its handlers are installed, so that none is handled by Python's own.
     import _signal  # type: ignore[import-not-found]
 
-    _mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, (2, 15))
+    # Windows has no signal masks.
+    _has_masks = hasattr(_signal, "pthread_sigmask")
+    _mask = _has_masks and _signal.pthread_sigmask(_signal.SIG_BLOCK, (2, 15))
     import oncemore._startup  # noqa: F401
 
-    _signal.pthread_sigmask(_signal.SIG_SETMASK, _mask)
+    _has_masks and _signal.pthread_sigmask(_signal.SIG_SETMASK, _mask)
 
 from oncemore._version import __version__
 

@@ -22,11 +22,12 @@ import os
 import stat
 from pathlib import Path
 
+from oncemore._platform import BINARY, CLOSE_ON_EXEC, NO_BLOCKING
+
 #: A settings file is a page of text; a larger one is not read.
 MAX_BYTES = 1024 * 1024
 #: Linux's list of the user ids in a user namespace, and the id that stands for all users outside of it.
 UID_MAP, OVERFLOW_UID = Path("/proc/self/uid_map"), Path("/proc/sys/kernel/overflowuid")
-_NO_BLOCKING = os.O_NONBLOCK if hasattr(os, "O_NONBLOCK") else 0
 
 
 def read_file(path: Path) -> tuple[bytes, str]:
@@ -35,7 +36,7 @@ def read_file(path: Path) -> tuple[bytes, str]:
     Both come from one open file, so that the file cannot be exchanged between the check and the read.
     """
     # Without O_NONBLOCK, opening a named pipe would wait for its writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | _NO_BLOCKING)
+    descriptor = os.open(path, os.O_RDONLY | BINARY | CLOSE_ON_EXEC | NO_BLOCKING)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):

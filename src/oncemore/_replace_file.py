@@ -17,6 +17,8 @@ import os
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from oncemore._platform import sync_folder
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +41,9 @@ def open_replacement(path: Path, mode: int = PRIVATE_MODE) -> Iterator[BinaryIO]
     try:
         with os.fdopen(descriptor, "w+b") as file:
             # Before the content: a private file must not be readable for a moment, nor a public one private.
-            os.fchmod(descriptor, mode)
+            # Windows has no such permissions.
+            if hasattr(os, "fchmod"):
+                os.fchmod(descriptor, mode)
             yield file
             file.flush()
             os.fsync(descriptor)
@@ -48,12 +52,8 @@ def open_replacement(path: Path, mode: int = PRIVATE_MODE) -> Iterator[BinaryIO]
         with suppress(OSError):
             Path(name).unlink()
         raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        # The name itself is durable only after the folder is.
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    # The name itself is durable only after the folder is.
+    sync_folder(path.parent)
 
 
 def replace_file(path: Path, content: bytes, mode: int = PRIVATE_MODE) -> None:

@@ -333,7 +333,9 @@ def match_scheme(url: str) -> re.Match[str] | None:
     """Return the match of an address that is not a file path: a scheme, or a misspelt `sqlite:`."""
     import re
 
-    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+://|(?i:sqlite3?|memory|postgres(?:ql)?):/{0,2}", url)
+    return re.match(
+        r"[A-Za-z][A-Za-z0-9+.-]+://|(?i:sqlite3?|memory|postgres(?:ql)?|mysql|mariadb):/{0,2}", url
+    )
 
 
 def _parse_value(field: str, value: Any, where: str) -> Any:

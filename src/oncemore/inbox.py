@@ -5,6 +5,8 @@
 
     oncemore.inbox.sqs(charge, "https://sqs.eu-central-1.amazonaws.com/1234/orders.fifo").run()
 
+    oncemore.inbox.rabbitmq(charge, "amqp://localhost:5672", queue="orders").run()
+
     app = oncemore.inbox.endpoint(charge)            # an ASGI application: POST a message
 
 or, from the command line, `oncemore inbox shop.orders:charge --from nats://localhost:4222/ORDERS/shop`.
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from oncemore.messaging.inbox_constructors import endpoint, inbox_from_url, jetstream, sqs
+    from oncemore.messaging.inbox_constructors import endpoint, inbox_from_url, jetstream, rabbitmq, sqs
     from oncemore.messaging.inbox_flow import InboxMessage
     from oncemore.messaging.inbox_service import Inbox
     from oncemore.messaging.message_handler import InboxStats
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 # The same names as strings: the imports above are only for the type checker.
 _NAMES_BY_MODULE = {
-    "oncemore.messaging.inbox_constructors": "endpoint inbox_from_url jetstream sqs",
+    "oncemore.messaging.inbox_constructors": "endpoint inbox_from_url jetstream rabbitmq sqs",
     "oncemore.messaging.inbox_flow": "InboxMessage",
     "oncemore.messaging.inbox_service": "Inbox",
     "oncemore.messaging.message_handler": "InboxStats",
@@ -40,6 +42,7 @@ __all__ = [
     "endpoint",
     "inbox_from_url",
     "jetstream",
+    "rabbitmq",
     "sqs",
 ]
 

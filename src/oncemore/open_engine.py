@@ -2,6 +2,7 @@
 
     oncemore.open("sqlite:///state/log.db")     a file of this machine; four slashes for an absolute path
     oncemore.open("postgresql://host/database") a server, for several machines
+    oncemore.open("mysql://host/database")      a MySQL or MariaDB server, likewise
     oncemore.open("nats://host/namespace")      a JetStream server or cluster, likewise
     oncemore.open("memory:")                    forgotten with the process; for tests
 
@@ -35,7 +36,7 @@ from oncemore.config import (
     load_settings,
     parse_number,
 )
-from oncemore.errors import PolicyError, UsageError
+from oncemore.errors import PolicyError, UsageError, log_warning
 from oncemore.log.open_store import make_store_opener
 from oncemore.maintenance.size_warning import DEFAULT_LIMITS, SizeLimits
 from oncemore.steps.engine import Engine
@@ -73,7 +74,7 @@ def open(  # noqa: A001 - read as oncemore.open
     energy: Mapping[str, Any] | str | None = None,
     signals: Mapping[str, Any] | None = None,
 ) -> Engine:
-    """Return an engine on a store; nothing is opened or created before it is used.
+    """Return an engine on a store, for a `with` block; nothing is opened or created before it is used.
 
     url                the address of the store; a path stands for a SQLite file
     lease_s            how long this process holds its runs after its last heartbeat (60)
@@ -100,6 +101,7 @@ def open(  # noqa: A001 - read as oncemore.open
         raise UsageError(f"url is {describe_value(url)}; it takes a text or a path")
     opens, shown_url = make_store_opener(str(os.fspath(url)))
     place = _artifact_opener(shown_url, artifacts)
+    _unused.add(shown_url)
     engine = Engine(
         _with_artifacts(opens, shown_url, place),
         shown_url,
@@ -210,6 +212,7 @@ def _with_artifacts(
     """Return the function that opens a store; it refuses to create one whose artifacts exist already."""
 
     def checked() -> Store:
+        _unused.discard(url)
         folder = place() if place is not None and url.startswith(SQLITE) else None
         if isinstance(folder, FolderBackend) and folder.is_registered(url):
             path = Path(url.removeprefix(SQLITE))
@@ -226,6 +229,8 @@ def _with_artifacts(
 
 _lock = Lock()
 _known: dict[tuple[Any, ...], Engine] = {}
+#: The stores that `open` was called for and that no call has used yet.
+_unused: set[str] = set()
 
 
 def find_engine(engine: Engine | None = None) -> Engine:
@@ -240,7 +245,13 @@ def _default_engine() -> Engine:
         with _lock:
             engine = _known.get(where)
             if engine is None:
+                unused = sorted(_unused)
                 engine = _known[where] = engine_from_settings(load_settings())
+                if unused and engine.url not in unused:
+                    log_warning(
+                        f"oncemore.open() was called for {', '.join(unused)} and not used, so this call uses "
+                        f"{engine.url}; write `with oncemore.open(...):` around the calls"
+                    )
     return engine
 
 

@@ -15,8 +15,10 @@ from oncemore.audit.error_record import error_to_record
 from oncemore.classifiers.classify import classify, ensure_plugins_loaded
 from oncemore.messaging import relay
 from oncemore.messaging.delivery import DeliveryStats
+from oncemore.messaging.kafka import KafkaSink
 from oncemore.messaging.message import SCHEMA, EventMessage
 from oncemore.messaging.queue_sinks import JetStreamSink, SqsSink
+from oncemore.messaging.rabbitmq import RabbitMqSink
 from oncemore.messaging.relay import DEFAULT_MAX_BYTES, POLICY, DeadLetter
 from oncemore.messaging.sink_urls import resolve_sink
 from oncemore.messaging.sinks import CommandSink, JsonLinesSink, WebhookSink
@@ -36,7 +38,9 @@ __all__ = [
     "EventMessage",
     "JetStreamSink",
     "JsonLinesSink",
+    "KafkaSink",
     "OutboxRelay",
+    "RabbitMqSink",
     "SqsSink",
     "WebhookSink",
 ]
@@ -47,7 +51,8 @@ class OutboxRelay(relay.RelayCore):
 
     routes     sinks by topic, or by a pattern with `*`; an exact topic wins, then the first matching pattern;
                a sink is a function of one `EventMessage`, or an address:
-               https://… (a webhook), file:path (JSON lines), nats://host:4222 (JetStream), sqs:https://…
+               https://… (a webhook), file:path (JSON lines), nats://host:4222 (JetStream), sqs:https://…,
+               amqp://host:5672 (RabbitMQ), kafka://host:9092
     policy     decides on retries, and has the time limit of a sink
     batch      the number of events that are listed at once
     max_bytes  the size limit of a payload; an event with a larger one becomes a dead letter

@@ -129,12 +129,17 @@ def test_states_are_colored_on_a_terminal_only(store: str) -> None:
 
 def test_watch_prints_one_frame_into_a_pipe(store: str) -> None:
     frame = run("watch", "--store", store).stdout
-    assert "Held for an operator: none" in frame
-    assert "Failed in the last day (1)" in frame
+    assert "0 held for a person" in frame
+    assert "1 failed" in frame
+    assert "Needs attention: none" in frame
     overview = told("watch", "--store", store)
-    assert [row["step"] for row in overview["failed"]] == ["lists.fail"]
-    assert [row["step"] for row in overview["waiting"]] == ["lists.wait"]
-    assert overview["activity"]["failed"] == 1
+    assert overview["counts"]["waiting"] == 1
+    assert sum(minute["failed"] for minute in overview["minutes"]) == 1
+    with oncemore.open(store) as engine:
+        engine.switches.on(step="lists.wait", reason="the disk is full", by="operator")
+    frame = run("watch", "--store", store).stdout
+    assert "Needs attention (1)" in frame
+    assert "  Turned on by operator: the disk is full\n  No attempt begins while it is on.\n" in frame
 
 
 def test_watch_draws_a_new_frame_when_the_log_changes(store: str) -> None:
@@ -146,11 +151,11 @@ def test_watch_draws_a_new_frame_when_the_log_changes(store: str) -> None:
     ) as program:
         os.close(theirs)
         seen = b""
-        while b"Failed in the last day (1)" not in seen:
+        while b"1 failed" not in seen:
             seen += os.read(ours, 4096)
         with oncemore.open(store):
             fail.run(2)
-        while b"Failed in the last day (2)" not in seen:
+        while b"2 failed" not in seen:
             seen += os.read(ours, 4096)
         program.send_signal(signal.SIGINT)
         while b"\x1b[?25h" not in seen:  # the cursor is shown again

@@ -10,9 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 import oncemore
+from oncemore.cli.commands import root
 from oncemore.cli.output import OutputWriter
 from tests.shell import PROGRAM, environment, on_a_terminal, run
 
@@ -50,22 +52,63 @@ def test_without_a_command_help_is_shown_and_the_question_was_wrong() -> None:
     assert asked.stdout == ran.stderr
 
 
-@pytest.mark.parametrize(
-    "words",
-    [(), ("policy",), *(("policy", name) for name in ("list", "show", "check", "diff", "plot", "schema")),
-     *(("store", name) for name in ("import", "prune", "erase", "backup", "accept-copy", "sizes", "verify")),
-     ("runs", "key"), ("demo",), ("exec",), ("export",), ("export", "asl"), ("runs",), ("workflow",),
-     ("control",), ("limits",), ("store",), ("audit",), ("audit", "tail"), ("watch",), ("relay",),
-     ("completion",), ("worker",)],
-    ids=lambda words: " ".join(words) or "oncemore",
-)  # fmt: skip
+def walk_commands(
+    command: click.Command, words: tuple[str, ...] = ()
+) -> dict[tuple[str, ...], click.Command]:
+    """Return a command and all commands below it, by their words."""
+    found = {words: command}
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            found |= walk_commands(inner, (*words, name))
+    return found
+
+
+COMMANDS = walk_commands(root)
+#: Commands whose --json is another one: the output of `exec` is that of its program; the formats of `lint`
+#: have an option of their own.
+OTHER_JSON = {("exec",), ("lint",)}
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words) or "oncemore")
 def test_every_help_has_examples_that_fit(words: tuple[str, ...]) -> None:
-    text = run(*words, "--help").stdout
+    context = click.Context(COMMANDS[words], info_name=" ".join(("oncemore", *words)), max_content_width=80)
+    text = COMMANDS[words].get_help(context)
     examples = text.partition("\nExamples:\n")[2].splitlines()
     assert examples
     assert all("oncemore" in line for line in examples)
-    assert max(map(len, text.splitlines())) <= 90
+    assert max(map(len, text.splitlines())) <= 97
     assert "..." not in text.partition("Commands:")[2].partition("Examples:")[0], "a summary is cut off"
+
+
+@pytest.mark.parametrize("option", ["--json", "--store", "--by"])
+def test_an_option_means_the_same_in_every_command(option: str) -> None:
+    forms: dict[tuple[object, ...], list[tuple[str, ...]]] = {}
+    for words, command in COMMANDS.items():
+        for parameter in command.params:
+            if option in parameter.opts and not (option == "--json" and words in OTHER_JSON):
+                assert isinstance(parameter, click.Option)
+                form = (
+                    *(parameter.name, parameter.help, str(parameter.type), parameter.default),
+                    *(parameter.required, parameter.is_flag, parameter.multiple),
+                )
+                forms.setdefault(form, []).append(words)
+    assert len(forms) == 1, forms
+    assert sum(map(len, forms.values())) > 25
+
+
+def test_every_command_that_lists_or_shows_has_json() -> None:
+    """So that a script never has to read a table."""
+    without = [
+        " ".join(words)
+        for words, command in COMMANDS.items()
+        if not isinstance(command, click.Group)
+        and words[-1] in ("list", "show", "status", "tail", "verify", "doctor", "health", "sizes")
+        and "--json" not in {name for parameter in command.params for name in parameter.opts}
+    ]
+    assert without == []
 
 
 def test_exit_codes_and_streams_are_kept_apart(tmp_path: Path) -> None:

@@ -7,11 +7,15 @@ skipped, and say so; everything else runs.
 from __future__ import annotations
 
 import logging
+import random
 import shutil
 import socket
+import tempfile
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
 
 import pytest
 import uvicorn
@@ -20,8 +24,11 @@ from starlette.testclient import TestClient
 import oncemore
 from oncemore.cli.dashboard import _end_streams_before
 from oncemore.dashboard import DashboardUser, create_app
+from oncemore.log.store import HeadQuery
 from tests.dashboard.sample_store import SampleRuns, fill_store
 from tests.fixtures import _isolated
+from tests.storm import storm
+from tests.storm.crew import Crew, Warm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,6 +48,8 @@ REVIEWER = DashboardUser("reviewer", "reviewer")
 OPERATOR = DashboardUser("operator", "operator")
 VIEWER = DashboardUser("viewer", "viewer")
 HOST = "http://127.0.0.1"
+#: How many workers die before the pages are looked at.
+STORM_KILLS = 12
 
 
 class ServedDashboard(NamedTuple):
@@ -49,6 +58,23 @@ class ServedDashboard(NamedTuple):
     app: Dashboard
     url: str
     runs: SampleRuns
+
+
+def list_paths(served: ServedDashboard) -> list[str]:
+    """Return the address of one page of every kind."""
+    runs, engine = served.runs, served.app.engine
+    item = next(item for item in engine.quarantine.list() if item.id == runs.unknown)
+    breaker = next(iter(engine.store.list_heads(HeadQuery("breaker")))).entity.partition("/")[2]
+    return [
+        *("/", "/runs", "/runs?state=HARD_FAIL&since=1h", "/runs?step=nothing", "/review", "/limits"),
+        *("/review?show=acknowledged", "/schedules", "/policies", "/policies?a=kfm-loop&b=kfm-rules"),
+        *("/energy?base_since=2d&base_until=1d", "/what-if", "/what-if?policy=kfm-loop"),
+        *("/policies/kfm-loop", "/ledger", "/categories", f"/limits/{quote(breaker, safe='')}"),
+        *(f"/runs/{run}" for run in (runs.complete, runs.retried, runs.failed, runs.unknown, runs.workflow)),
+        *(f"/runs/{run}" for run in (runs.approval, runs.workflow_child, runs.program, *runs.storm)),
+        f"/review/{item.entity}",
+        f"/escalations/{runs.escalation}",
+    ]
 
 
 @contextmanager
@@ -95,6 +121,41 @@ def served(tmp_path_factory: pytest.TempPathFactory, quiet_log: None) -> Iterato
     """A dashboard over one of everything, which no test changes."""
     with _serve_sample(tmp_path_factory.mktemp("sample"), hostile=False) as served:
         yield served
+
+
+@pytest.fixture(scope="module")
+def stormy(quiet_log: None) -> Iterator[ServedDashboard]:
+    """A dashboard over the store of a storm: workers were killed (SIGKILL), and much was taken over.
+
+    One of everything else is in the store as well.
+    """
+    seed = f"{random.SystemRandom().getrandbits(32):08x}"
+    print(f"seed of the storm: {seed}")
+    # A short path: that of a unix socket has at most 107 characters.
+    with tempfile.TemporaryDirectory(prefix="storm-") as folder:
+        warm = Warm()
+        crew = Crew(warm, Path(folder))
+        try:
+            orders = storm.rage(crew, STORM_KILLS, seed)
+            storm.finish(crew, orders[: len(orders) // 2])
+            with oncemore.open(crew.place["store"]) as engine:
+                runs = fill_store(engine)._replace(storm=find_storm_runs(engine))
+                app = create_app(engine, identify=identify_sample)
+                with serve(app) as url:
+                    yield ServedDashboard(app, url, runs)
+        finally:
+            crew.close()
+            warm.close()
+
+
+def find_storm_runs(engine: oncemore.Engine) -> tuple[str, ...]:
+    """Return runs that lost attempts in a storm: of each state the one that lost the most."""
+    from oncemore.queries.runs import RunFilter, list_runs
+
+    rows = [row for row in list_runs(engine.store, RunFilter(limit=10_000)) if row.crashes]
+    worst = {row.held_for or row.state: row.run_id for row in sorted(rows, key=lambda row: row.crashes)}
+    assert "COMPLETE" in worst, "no run was taken over; the storm needs more kills"
+    return tuple(worst.values())
 
 
 @pytest.fixture(scope="module")

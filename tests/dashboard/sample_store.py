@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -45,6 +46,8 @@ class SampleRuns(NamedTuple):
     workflow: str
     workflow_child: str
     escalation: str
+    program: str
+    storm: tuple[str, ...] = ()
 
 
 def fill_store(engine: Engine, *, hostile: bool = False) -> SampleRuns:
@@ -58,8 +61,21 @@ def fill_store(engine: Engine, *, hostile: bool = False) -> SampleRuns:
         workflow, child = _run_workflow(engine, mark)
         escalation = _escalate(engine, mark)
         _use_limits(engine, mark)
+        _schedule_work(engine, mark)
+        _decide_something(engine, mark)
+        program = _run_program(engine, mark)
     return SampleRuns(
-        retried[0], retried[1], failed, unknown, quarantined, approval, waiting, workflow, child, escalation
+        complete=retried[0],
+        retried=retried[1],
+        failed=failed,
+        unknown=unknown,
+        quarantined=quarantined,
+        approval=approval,
+        waiting=waiting,
+        workflow=workflow,
+        workflow_child=child,
+        escalation=escalation,
+        program=program,
     )
 
 
@@ -141,6 +157,8 @@ def _run_workflow(engine: Engine, mark: str) -> tuple[str, str]:
 
     # The run waits for a signal, for which a plain call would not return.
     run = fulfil.submit("A-18")
+    # Not the one that it waits for.
+    run.signal(f"changed{mark}", {"text": mark})
     oncemore.Worker(engine, [fulfil, price]).run_until_idle()
     inner = price.last_run("A-18")
     assert inner is not None
@@ -148,15 +166,16 @@ def _run_workflow(engine: Engine, mark: str) -> tuple[str, str]:
 
 
 def _escalate(engine: Engine, mark: str) -> str:
+    dataset = f"burial-sites{mark}"
     engine.datasets.register(
-        "burial-sites",
+        dataset,
         care_label=f"Restricted {mark}",
         sensitivity="Sensitive",
         reason="first delivery",
         by="steward",
     )
 
-    @oncemore.step(effect="idempotent", name=f"sites.publish{mark}", policy=QUICK, dataset="burial-sites")
+    @oncemore.step(effect="idempotent", name=f"sites.publish{mark}", policy=QUICK, dataset=dataset)
     def publish(site: str) -> None:
         raise PermissionError(f"the archive refuses {mark}")
 
@@ -189,3 +208,42 @@ def _use_limits(engine: Engine, mark: str) -> None:
                 load(item)
     fetch.run(f"product-7{mark}"[:60])
     engine.switches.on(step=f"legacy.sync{mark}", reason=f"the ledger is wrong {mark}", by="operator")
+
+
+def _schedule_work(engine: Engine, mark: str) -> None:
+    @oncemore.schedule(every=timedelta(days=400), name=f"yearly report{mark}")
+    @oncemore.step(effect="idempotent", name=f"report.yearly{mark}")
+    def report() -> None:
+        return None
+
+    oncemore.Worker(engine, [report]).run_until_idle()
+
+
+def _decide_something(engine: Engine, mark: str) -> None:
+    """Let people decide, with names and reasons of their own."""
+
+    @oncemore.step(effect="idempotent", name=f"scan.read{mark}")
+    def read(file: str) -> None:
+        raise oncemore.NeedsReview("UNREADABLE")
+
+    run = read.run("page-7")
+    item = next(item for item in engine.quarantine.list() if item.id == run.run_id)
+    engine.quarantine.reject(item, by=f"operator{mark}", reason=f"torn {mark}")
+    engine.escalations.open(item.entity, by=f"operator{mark}", reason=f"look at it {mark}")
+
+
+def _run_program(engine: Engine, mark: str) -> str:
+    """Run a program as `oncemore exec` does; its key and its command line are those of an attacker."""
+    from oncemore import cli
+    from oncemore.queries.runs import RunFilter, list_runs
+
+    assert engine.open_arguments is not None
+    words = ["--key", f"nightly {mark}", "--effect", "idempotent", "--store", engine.open_arguments[0]]
+    program = [
+        sys.executable,
+        "-c",
+        "import sys; print(sys.argv[1:])",
+        *(HOSTILE_TEXTS if mark else ("fine",)),
+    ]
+    assert cli.run_command(["exec", *words, "--", *program]) == 0
+    return list_runs(engine.store, RunFilter(limit=1))[0].run_id

@@ -76,6 +76,20 @@ def test_a_link_signs_in_once(app: Dashboard) -> None:
     assert second.get("/").status_code == 303
 
 
+def test_a_signed_in_user_gets_another_link_for_another_browser(app: Dashboard) -> None:
+    first = sign_in(app, OPERATOR)
+    form, headers = {"form_token": read_form_token(first)}, {"origin": HOST}
+    assert first.post("/links", headers=headers).status_code == 403, "it needs the form token"
+    reply = first.post("/links", data=form, headers=headers)
+    link = reply.text.partition("<code>")[2].partition("</code>")[0]
+    assert link.startswith(f"{HOST}/login?token=")
+    assert "data-live-page" not in reply.text, "this page has nothing to follow"
+    second = TestClient(app, base_url=HOST, follow_redirects=False)
+    assert second.get(link).status_code == 303
+    assert '<span class="role">operator' in second.get("/").text
+    assert second.get(link).status_code == 401
+
+
 def test_a_session_ends_when_the_user_signs_out(app: Dashboard) -> None:
     client = sign_in(app)
     copied = TestClient(app, base_url=HOST, cookies=dict(client.cookies), follow_redirects=False)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import nats, postgres
+from tests.servers import mariadb, nats, postgres
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial" / "03-a-pipeline.md"
 
@@ -43,7 +43,7 @@ def desk(tmp_path: Path) -> Iterator[dict[str, str]]:
         process.wait()
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "nats"])
+@pytest.fixture(params=["sqlite", "postgresql", "mysql", "nats"])
 def store(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
     """The one variable that changes; a new store is a branch here."""
     try:
@@ -52,10 +52,13 @@ def store(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
         elif request.param == "postgresql":
             with postgres.database() as url:
                 yield {"ONCEMORE_STORE": url}
+        elif request.param == "mysql":
+            with mariadb.database() as url:
+                yield {"ONCEMORE_STORE": url}
         else:
             with nats.node() as node:
                 yield {"ONCEMORE_STORE": f"{node.url}/shop"}
-    except (postgres.NoPostgres, nats.NatsUnavailable) as reason:
+    except (postgres.NoPostgres, mariadb.NoMariadb, nats.NatsUnavailable) as reason:
         pytest.skip(str(reason))
 
 
@@ -90,10 +93,15 @@ def test_a_pipeline_that_is_killed_at_every_line_leaves_everything_once(
 HOW = PAGE.parents[1] / "how-to" / "outgrow-one-machine.md"
 
 
-def test_both_pages_have_the_same_three_lines_one_for_each_store() -> None:
+def test_both_pages_have_the_same_lines_one_for_each_store() -> None:
     tutorial, how = (
         re.findall(r"(?m)^export ONCEMORE_STORE=(\S+)", page.read_text(encoding="utf-8"))
         for page in (PAGE, HOW)
     )
     assert tutorial == how
-    assert [re.match(r"\w+://|", address)[0] for address in how] == ["", "postgresql://", "nats://"]  # type: ignore[index]
+    assert [re.match(r"\w+://|", address)[0] for address in how] == [
+        "",
+        "postgresql://",
+        "mysql://",
+        "nats://",
+    ]  # type: ignore[index]

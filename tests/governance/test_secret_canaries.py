@@ -114,7 +114,7 @@ def make_governed_decisions(engine: Any, folder: Path, canaries: list[str]) -> N
     engine.roles.assign(engine.roles.identity().name, "reviewer", reason="the user of this test")
     engine.roles.add_key("archivist", key.save_files(folder / "archivist"), "reviewer", reason="signs")
     token = engine.roles.create_token("duty", "reviewer", expires=60, reason="dashboard")
-    canaries.append(token.rpartition("_")[2])
+    canaries.append(token.split("_", 2)[2])
     with decide_as(identify_token(engine, token)):
         engine.quarantine.reject(engine.quarantine.list()[0], by="duty", reason="not needed")
     with decide_as(KeySigner(key)):

@@ -1,4 +1,7 @@
-"""Repeated requests to an endpoint, with real servers, real clients, and a record of the effects."""
+"""Repeated requests to an endpoint, with real servers, real clients, and a record of the effects.
+
+Every test runs with each kind of application: ASGI, WSGI, Django in threads, and Django on an event loop.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import pytest
 
 import oncemore
 import oncemore.http
-from tests.http.shop import Shop, serving, who
+from tests.http.shop import FRONTS, Shop, make_app, serve_lifespan, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,25 +54,27 @@ def engine(tmp_path: Path) -> Iterator[oncemore.Engine]:
 
 
 class Street:
-    """One server for many shops, because starting a server takes longer than the tests."""
+    """One server for many shops of one kind, because starting a server takes longer than the tests."""
 
-    def __init__(self) -> None:
+    def __init__(self, front: str) -> None:
+        self.front, self.is_async = front, FRONTS[front]
         self.shops: list[Any] = []
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            while (await receive())["type"] != "lifespan.shutdown":
-                await send({"type": "lifespan.startup.complete"})
-            await send({"type": "lifespan.shutdown.complete"})
-            return
-        number = dict(scope["headers"]).get(b"x-shop", b"-1")
-        await self.shops[int(number)](scope, receive, send)
+    def __call__(self, request: Any, *server: Any) -> Any:
+        if not self.is_async:
+            return self.shops[int(request.get("HTTP_X_SHOP", "-1"))](request, *server)
+        if request["type"] == "lifespan":
+            return serve_lifespan(*server)
+        return self.shops[int(dict(request["headers"]).get(b"x-shop", b"-1"))](request, *server)
 
 
-@pytest.fixture(scope="module")
-def street() -> Iterator[tuple[Street, str, httpx2.Client]]:
-    street = Street()
-    with serving(street) as url, httpx2.Client(trust_env=False, timeout=10, verify=False) as client:
+@pytest.fixture(scope="module", params=FRONTS)
+def street(request: pytest.FixtureRequest) -> Iterator[tuple[Street, str, httpx2.Client]]:
+    street = Street(request.param)
+    with (
+        serving(street, is_async=street.is_async) as url,
+        httpx2.Client(trust_env=False, timeout=10, verify=False) as client,
+    ):
         yield street, url, client
 
 
@@ -82,10 +87,7 @@ def opened(
 
     def open_shop(effect: str = "idempotent", **options: Any) -> Counter:
         shop = Shop(tmp_path / f"book{len(there.shops)}.txt")
-        options.setdefault("principal", who)
-        there.shops.append(
-            oncemore.http.IdempotencyMiddleware(shop.app(), effect=effect, engine=engine, **options)
-        )  # type: ignore[arg-type]
+        there.shops.append(make_app(there.front, shop, effect=effect, engine=engine, **options))
         return Counter(shop, url, client, str(len(there.shops) - 1))
 
     return open_shop
@@ -129,13 +131,12 @@ def test_a_client_never_gets_the_response_of_another_principal(opened: Callable[
     assert post(user="a" * 5000).json() == {"order": 3}
 
 
-@pytest.mark.parametrize("change", [{"body": b"two"}, {"path": "/orders?x=1"}, {"method": "PATCH"}])
-def test_a_key_that_belongs_to_another_request_is_refused(
-    opened: Callable[..., Counter], change: dict[str, Any]
-) -> None:
+def test_a_key_that_belongs_to_another_request_is_refused(opened: Callable[..., Counter]) -> None:
     post = opened()
     post()
-    assert problem(post(**change)) == (422, "key-reused")
+    changes: list[dict[str, Any]] = [{"body": b"two"}, {"path": "/orders?x=1"}, {"method": "PATCH"}]
+    for change in changes:
+        assert problem(post(**change)) == (422, "key-reused"), change
     assert post.lines == ["POST one"]
 
 
@@ -146,14 +147,15 @@ KEYS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", KEYS)
-def test_a_malformed_key_is_refused(opened: Callable[..., Counter], case: str) -> None:
+def test_a_malformed_key_is_refused(opened: Callable[..., Counter]) -> None:
     post = opened()
-    got = post.client.post(f"{post.url}/orders", headers={"Idempotency-Key": KEYS[case].encode()})
+    for case, key in KEYS.items():
+        got = post.client.post(f"{post.url}/orders", headers={"Idempotency-Key": key.encode()})
+        assert problem(got) == (400, "key-malformed"), case
     twice = post.client.post(
         f"{post.url}/orders", headers=[("Idempotency-Key", "a"), ("idempotency-key", "b")]
     )
-    assert problem(got) == problem(twice) == (400, "key-malformed")
+    assert problem(twice) == (400, "key-malformed")
     assert post.lines == []
 
 
@@ -212,20 +214,21 @@ def test_of_many_concurrent_requests_one_runs_and_all_get_its_response(
     assert post.lines == ["POST one"]
 
 
-@pytest.mark.parametrize("status", [500, 503, 429, 401, 403, 408])
-def test_an_undecided_response_is_sent_and_not_stored(opened: Callable[..., Counter], status: int) -> None:
+def test_an_undecided_response_is_sent_and_not_stored(opened: Callable[..., Counter]) -> None:
     post = opened()
-    post.shop.statuses = [status]
-    first = post()
-    assert (first.status_code, first.json(), "set-cookie" in first.headers) == (status, {"order": 1}, True)
-    assert (post().status_code, post().json(), len(post.lines)) == (201, {"order": 2}, 2)
+    for done, status in enumerate((500, 503, 429, 401, 403, 408)):
+        post.shop.statuses, key = [status], f"k{status}"
+        first, again = post(key), post(key)
+        assert (first.status_code, first.json()) == (status, {"order": 2 * done + 1})
+        assert "set-cookie" in first.headers
+        assert (again.status_code, again.json()) == (201, {"order": 2 * done + 2})
 
 
-@pytest.mark.parametrize("status", [200, 303, 400, 404, 409, 422, 501])
-def test_a_final_response_is_stored(opened: Callable[..., Counter], status: int) -> None:
+def test_a_final_response_is_stored(opened: Callable[..., Counter]) -> None:
     post = opened()
-    post.shop.statuses = [status]
-    assert [post().status_code, post().status_code, len(post.lines)] == [status, status, 1]
+    for done, status in enumerate((200, 303, 400, 404, 409, 422, 501), 1):
+        post.shop.statuses, key = [status], f"k{status}"
+        assert [post(key).status_code, post(key).status_code, len(post.lines)] == [status, status, done]
 
 
 def test_server_errors_can_be_stored(opened: Callable[..., Counter]) -> None:
@@ -277,14 +280,19 @@ def test_an_exception_of_the_application_is_raised_and_a_repeat_runs_again(
     assert held.lines == ["fails"]
 
 
-def test_reconcile_settles_an_unknown_outcome(opened: Callable[..., Counter]) -> None:
+def test_reconcile_settles_an_unknown_outcome(
+    opened: Callable[..., Counter], street: tuple[Street, str, httpx2.Client]
+) -> None:
     asked = []
 
-    async def reconcile(key: str, principal: str) -> Any:
+    def reconcile(key: str, principal: str) -> Any:
         asked.append((key, principal))
         return oncemore.applied(oncemore.http.StoredResponse(201, b"found", {"Location": "/orders/7"}))
 
-    post = opened("once", reconcile=reconcile)
+    async def reconcile_async(key: str, principal: str) -> Any:
+        return reconcile(key, principal)
+
+    post = opened("once", reconcile=reconcile_async if street[0].is_async else reconcile)
     assert post(path="/fails").status_code == 500
     got = post(path="/fails")
     assert (got.status_code, got.content, got.headers["location"]) == (201, b"found", "/orders/7")

@@ -69,6 +69,7 @@ BODIES: dict[str, bytes] = {
     **{f"post-init-{name}": b'{"order": {"name": "%s"}}' % name.encode() for name in ERRORS},
     "nested-arrays": b'{"order": ' + b"[" * 5_000 + b"]" * 5_000 + b"}",
     "nested-objects": b'{"order": ' + b'{"a":' * 2_000 + b"1" + b"}" * 2_000 + b"}",
+    "nested-mixed": b'{"order": ' + b'[{"a":' * 300 + b"1" + b"}]" * 300 + b"}",
     "nested-a-little": b'{"name": ' + b"[" * 150 + b"]" * 150 + b"}",
     "not-utf-8": b'{"order": "\xff\xfe"}',
     "utf-16": '{"order": 1}'.encode("utf-16"),

@@ -11,7 +11,8 @@ import oncemore
 from oncemore.artifacts.backends import FolderBackend
 from oncemore.artifacts.object_store import BucketBackend
 from oncemore.control.nats_switches import bucket_key
-from oncemore.http.middleware import _request_fingerprint
+from oncemore.http.endpoint import request_fingerprint
+from oncemore.http.exchange import RequestExchange
 from oncemore.messaging.inbox_message import find_message_id
 from oncemore.profiles.exoarmur.bus_calls import subject_of
 
@@ -67,7 +68,9 @@ def test_messages_of_different_sources_have_different_ids() -> None:
 
 def test_requests_that_differ_have_different_fingerprints() -> None:
     def of(path: str, query: bytes, body: bytes) -> str:
-        return _request_fingerprint({"method": "POST", "path": path, "query_string": query}, body)
+        exchange = RequestExchange(None, "POST", path, query, [])
+        exchange.body = body
+        return request_fingerprint(exchange)
 
     assert of("/pay\nq", b"", b"{}") != of("/pay", b"q", b"\n{}")
     assert of("/pay", b"q", b"{}") == of("/pay", b"q", b"{}")

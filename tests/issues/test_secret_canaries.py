@@ -109,7 +109,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
         oncemore.open("a.db", artifacts=f"s3://KEY:{CANARY}@bucket/x").artifact_store.backend
     ),
     "artifacts of another type": lambda: oncemore.open("a.db", artifacts=[f"s3://KEY:{CANARY}@b"]),  # type: ignore[arg-type]
-    "a store of another scheme": lambda: oncemore.open(f"mysql://ada:{CANARY}@host/db"),
+    "a store of another scheme": lambda: oncemore.open(f"oracle://ada:{CANARY}@host/db"),
     "a store of another type": lambda: oncemore.open([f"postgresql://ada:{CANARY}@host/db"]),  # type: ignore[arg-type]
     "a store in NATS": lambda: oncemore.open(f"nats://ada:{CANARY}@host/Bad-Name"),
     "a store in NATS with a token": lambda: oncemore.open(f"nats://{CANARY}@host/ns"),
@@ -129,7 +129,7 @@ def test_no_refusal_and_no_repr_shows_a_secret(what: str) -> None:
     [
         'store = ["postgresql://ada:{0}@host/db"]', 'control = "redis://ada:{0}@host/x"',
         'notify = "amqp://ada:{0}@host/x"', 'notify = [{{command = "notify --password {0}"}}]',
-        'notify = [{{webhook = "https://ada:{0}@host/"}}]', 'artifacts = 7\nstore = "mysql://ada:{0}@host/db"',
+        'notify = [{{webhook = "https://ada:{0}@host/"}}]', 'artifacts = 7\nstore = "oracle://ada:{0}@host/db"',
     ],
 )  # fmt: skip
 def test_no_settings_file_is_quoted_with_its_secrets(text: str, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_a_message_that_cannot_be_read_is_a_dead_letter_at_once(engine: oncemore
     assert len(errors) == len(BODIES)
     assert {error["code"] for error in errors.values()} == {"UNREADABLE"}
     texts = [error["message"] for error in errors.values()]
-    assert texts.count("the JSON of the message is nested too deeply") == 2
+    assert texts.count("the JSON of the message is nested too deeply") == 3
     assert "argument 'order' does not fit: Unprintable: (the message cannot be read: RuntimeError)" in texts
 
 

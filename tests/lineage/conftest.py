@@ -10,7 +10,7 @@ import oncemore
 from oncemore.testing import instant_waits
 from tests.fixtures import _isolated
 from tests.lineage.pipeline import run_pipeline
-from tests.stores import jetstream_server, postgres_database, store_url
+from tests.stores import jetstream_server, mysql_database, postgres_database, store_url
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,4 +37,4 @@ def histories(log: Path) -> list[RunHistory]:
         return list(read_histories(store, HistoryFilter()))
 
 
-__all__ = ["_isolated", "jetstream_server", "postgres_database", "store_url"]
+__all__ = ["_isolated", "jetstream_server", "mysql_database", "postgres_database", "store_url"]

@@ -19,9 +19,11 @@ import psycopg
 import pytest
 
 from oncemore.errors import StoreError, UsageError
-from oncemore.log.postgres import store as module
+from oncemore.log.database import queries as database_queries
+from oncemore.log.database import writer as database_writer
+from oncemore.log.database.connection import READERS
 from oncemore.log.postgres import writer as postgres_write
-from oncemore.log.postgres.connection import READERS, parse_address
+from oncemore.log.postgres.connection import parse_address
 from oncemore.log.postgres.store import PostgresStore
 from oncemore.log.store import Batch, Conflict, EntryWrite, HeadIndex, HeadQuery, Stored
 from oncemore.testing.store_contract import append_writes, make_write, read_verified_entries, require_stored
@@ -340,7 +342,7 @@ def test_callers_share_commits_and_large_groups_are_split(
     assert sum(sizes) == 100
     assert len(sizes) < 20
     sizes.clear()
-    monkeypatch.setattr(postgres_write, "MAX_STATEMENT_BYTES", 10_000)
+    monkeypatch.setattr(database_writer, "MAX_STATEMENT_BYTES", 10_000)
     asyncio.run(main([b"x" * 4_000] * 20 + [b"x" * 40_000]))
     assert sum(sizes) == 21
     assert max(sizes) == 2
@@ -710,7 +712,7 @@ def test_a_closed_postgres_store_refuses_every_call(store: PostgresStore) -> Non
 def test_entries_are_read_page_by_page_without_gaps(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PAGE", 3)
+    monkeypatch.setattr(database_queries, "PAGE", 3)
     head = None
     for _ in range(7):
         require_stored(append_writes(store, make_write("run/a", head)))

@@ -13,9 +13,10 @@ import pytest
 import trustme
 
 from oncemore.errors import StoreError
+from oncemore.log.database.connection import ASK_S, ServerClock
 from oncemore.log.postgres import notify
 from oncemore.log.postgres import schema as postgres_format
-from oncemore.log.postgres.connection import ASK_S, MAX_CONNECTIONS, ServerClock
+from oncemore.log.postgres.connection import MAX_CONNECTIONS
 from oncemore.log.postgres.store import PostgresStore
 from oncemore.log.store import Batch, Stored
 from oncemore.testing.store_contract import append_writes, make_write, read_verified_entries, require_stored

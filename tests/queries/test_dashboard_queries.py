@@ -14,6 +14,7 @@ from oncemore.queries.activity import ActivityCounter
 from oncemore.queries.overview import load_overview
 from oncemore.queries.proof_terms import list_proof_terms
 from oncemore.queries.recorded_policies import find_policy_or_recorded, list_recorded_policies
+from oncemore.queries.recorded_runs import RecordedRunFilter
 from oncemore.queries.run_pages import list_running_rows, load_run_page
 from oncemore.queries.runs import RunFilter, list_runs
 from oncemore.telemetry.alerts import AlertRules
@@ -246,21 +247,21 @@ def test_the_energy_of_steps_adds_up_to_the_export(sample: tuple[oncemore.Engine
 
     engine, _ = sample
     now = engine.now()
-    period = energy.load_energy(engine.store, now - 3600, now + 86_400)
+    period = energy.load_energy(engine, RecordedRunFilter(now - 3600, now + 86_400))
     exported = 0.0
     for head in engine.store.list_heads(_all_runs()):
         for record in list_attempt_ends(export_records(engine.store.read_entries(head.entity))):
             exported += record["telemetry_snapshot"]["energy_kWh"] or 0.0
     assert exported > 0
     assert period.totals.energy_kwh == pytest.approx(exported)
-    for rows in (period.by_step, period.by_policy, period.by_key):
+    for rows in (period.by_pipeline, period.by_step, period.by_policy, period.by_key):
         assert sum(row.totals.energy_kwh or 0.0 for row in rows) == pytest.approx(exported)
         assert sum(row.totals.attempts for row in rows) == period.totals.attempts
     shares = {row.name: row.retry_share for row in period.by_step}
     assert shares["tiles.check"] == 0.0
     assert shares["stac.poll"] is not None
     assert 0 < shares["stac.poll"] < 1
-    only = energy.load_energy(engine.store, now - 3600, now + 86_400, step="stac.poll")
+    only = energy.load_energy(engine, RecordedRunFilter(now - 3600, now + 86_400, step="stac.poll"))
     assert [row.name for row in only.by_step] == ["stac.poll"]
 
 
@@ -275,10 +276,10 @@ def test_a_long_period_is_cut_and_says_so(
 ) -> None:
     engine, _ = sample
     monkeypatch.setattr(energy, "MAX_ENTRIES", 10)
-    period = energy.load_energy(engine.store, 0.0, engine.now() + 86_400)
+    period = energy.load_energy(engine, RecordedRunFilter(0.0, engine.now() + 86_400))
     assert period.is_cut
     assert period.since > 0
-    empty = energy.load_energy(engine.store, 0.0, 1.0)
+    empty = energy.load_energy(engine, RecordedRunFilter(0.0, 1.0))
     assert (empty.totals.runs, empty.retry_share) == (0, None)
 
 

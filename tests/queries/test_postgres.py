@@ -98,7 +98,7 @@ def test_runs_are_found_explained_and_replayed(url: str) -> None:
 def test_lists_are_the_same_when_the_end_of_the_log_has_too_few_runs(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from oncemore.log.postgres import queries
+    from oncemore.log.database import queries
     from oncemore.log.postgres.store import PostgresStore
 
     monkeypatch.setattr(queries, "RECENT_ENTRIES", 1)

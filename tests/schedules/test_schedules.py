@@ -613,7 +613,7 @@ def test_the_list_of_schedules(tmp_path: Path) -> None:
     )  # fmt: skip
     assert (first["last_tick"], first["paused_by"], first["is_overdue"]) == (None, "", True)
     assert first["next_tick"].endswith(("04:00:00Z", "05:00:00Z"))
-    assert (second["times"], second["paused_by"]) == ("every 0:05:00", "pipeline:house")
+    assert (second["times"], second["paused_by"]) == ("every 5 min", "pipeline:house")
     assert second["ticks"] in (1, 2)  # real time goes on, and may pass a tick
     assert second["last_tick"].endswith("Z")
     table = run("workflow", "schedules", "--store", store).stdout

@@ -15,7 +15,6 @@ import contextlib
 import importlib.util
 import itertools
 import os
-import pwd
 import shutil
 import signal
 import socket
@@ -24,6 +23,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tests.servers.processes import free_port, unprivileged_uid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,12 +92,10 @@ _names = itertools.count(1)
 
 
 def _unprivileged() -> int | None:
-    if os.geteuid() != 0:
-        return None
-    for name in ("postgres", "nobody"):
-        with contextlib.suppress(KeyError):
-            return pwd.getpwnam(name).pw_uid
-    raise NoPostgres("root may not run PostgreSQL, and there is no unprivileged user to run it as")
+    user = unprivileged_uid("postgres", "nobody")
+    if user is None and os.geteuid() == 0:
+        raise NoPostgres("root may not run PostgreSQL, and there is no unprivileged user to run it as")
+    return user
 
 
 def _binaries() -> Path:
@@ -121,7 +120,7 @@ def _started(binaries: Path, home: Path, user: int | None, settings: dict[str, s
     )  # fmt: skip
     if made.returncode:
         raise NoPostgres(f"initdb failed: {made.stderr.strip()[-500:]}")
-    port = _free_port()
+    port = free_port()
     options = {"listen_addresses": "127.0.0.1", "port": str(port), "unix_socket_directories": str(home)}
     words = [f"--{name}={value}" for name, value in (options | settings).items()]
     with (home / "log").open("wb") as log:
@@ -133,13 +132,6 @@ def _started(binaries: Path, home: Path, user: int | None, settings: dict[str, s
         yield f"postgresql://oncemore@127.0.0.1:{port}/postgres"
     finally:
         _stop(server)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> None:

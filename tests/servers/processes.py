@@ -1,11 +1,14 @@
-"""Child processes that run a script of a test and end with it."""
+"""Child processes that run a script of a test and end with it, and what servers need to be started."""
 
 from __future__ import annotations
 
+import os
+import pwd
+import socket
 import subprocess
 import sys
 import textwrap
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,3 +36,20 @@ def processes(source: str, *argss: tuple[object, ...]) -> Iterator[list[subproce
         for process in started:
             process.kill()
             process.communicate()
+
+
+def free_port() -> int:
+    """Return a port of the loopback address that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def unprivileged_uid(*names: str) -> int | None:
+    """Return the uid of the first user that exists, if this process is root's: servers refuse root."""
+    if os.geteuid() == 0:
+        for name in names:
+            with suppress(KeyError):
+                return pwd.getpwnam(name).pw_uid
+    return None

@@ -10,7 +10,7 @@ import contextvars
 import multiprocessing
 import os
 import pickle
-import select
+import selectors
 import signal
 import subprocess
 import threading
@@ -318,7 +318,10 @@ def fifo(tmp_path: Path) -> Iterator[tuple[str, int]]:
 
 
 def at_its_end(reading: int) -> bool:
-    return bool(select.select([reading], [], [], SOON_S)[0]) and os.read(reading, 1) == b""
+    # Not select(), which refuses a descriptor above 1023: the process of many tests may have that many.
+    with selectors.DefaultSelector() as selector:
+        selector.register(reading, selectors.EVENT_READ)
+        return bool(selector.select(SOON_S)) and os.read(reading, 1) == b""
 
 
 # Where the work is found -----------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from oncemore.config import load_settings
 from oncemore.log.entry_codec import decode_head
 from oncemore.log.record import WorkerRecord
 from oncemore.log.store import HeadQuery
+from oncemore.queries.stores import open_read_only
 from oncemore.steps.entered_engine import current_engine
 from tests.steps.colours import Busy, Turns, made
 
@@ -224,11 +225,23 @@ def test_whether_somebody_chose_a_store_is_known(tmp_path: Path, monkeypatch: py
 # What can be opened ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["nats", "mysql", "postgresql"])
+def test_a_file_may_have_the_name_of_a_scheme(name: str, tmp_path: Path) -> None:
+    with oncemore.open(name) as engine:
+        assert engine.url == f"sqlite:///{tmp_path / name}"
+        assert engine.now() > 0
+    with open_read_only(name) as store:
+        assert store.load_head("run/none") is None
+
+
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("mysql://host", "mysql:// is not a store; use sqlite:///path, postgresql://host/database, nats://"),
-        ("mysql://ada:hunter2@host/db", "mysql:// is not a store"),
+        (
+            "oracle://host",
+            "oracle:// is not a store; use sqlite:///path, postgresql://host/database, mysql://",
+        ),
+        ("oracle://ada:hunter2@host/db", "oracle:// is not a store"),
         ("sqlite://log.db", "sqlite:// is not a store; use sqlite:///path"),
         ("sqlite:log.db", "sqlite: is not a store; use sqlite:///path"),
         ("memory://", "memory:// is not a store"),
@@ -392,6 +405,24 @@ def work(x):
 
 print(work(5))
 """
+
+
+def test_a_program_that_opens_a_store_and_does_not_enter_it_is_told(tmp_path: Path) -> None:
+    for opened, says in (("oncemore.open('shop.db')", True), ("oncemore.open('shop.db').store", False)):
+        (tmp_path / "program.py").write_text(PROGRAM.replace("print(work(5))", f"{opened}\nprint(work(5))"))
+        done = subprocess.run(
+            [sys.executable, "program.py"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        told = (
+            f"oncemore.open() was called for sqlite:///{tmp_path}/shop.db and not used, so this call uses "
+            f"sqlite:///{tmp_path}/.oncemore/log.db; write `with oncemore.open(...):` around the calls"
+        )
+        assert (told in done.stderr) == says, done.stderr
 
 
 def test_a_program_without_configuration_finds_its_store_again(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LONG = bool(os.environ.get("ONCEMORE_TORTURE"))
 KEYS = int(os.environ.get("ONCEMORE_FLEET_KEYS", "1000" if LONG else "100"))
 KILLS = max(12, KEYS // 10)
-STORES = ("sqlite", "postgresql", "nats")
+STORES = ("sqlite", "postgresql", "mysql", "nats")
 #: Elsewhere than on SQLite a dead worker is known by its lease alone.
 LEASE_S = 2.0 if LONG else 1.0
 
@@ -57,6 +57,8 @@ def address(name: str, request: pytest.FixtureRequest) -> str:
     """Return where a store of this kind is; empty for a file beside everything else."""
     if name == "sqlite":
         return ""
+    if name == "mysql":
+        return str(request.getfixturevalue("mysql_database"))
     if name == "nats":
         return f"{request.getfixturevalue('node')}/fleet"
     return create_database(request.getfixturevalue("server"), "fleet")

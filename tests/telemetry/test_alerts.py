@@ -195,7 +195,7 @@ def test_the_command_reads_a_file_of_audit_events(tmp_path: Path, capsys: pytest
     with AuditFile(path) as sink:
         for n in range(25):
             sink(retry_event(1_790_000_000.0 + n))
-    words = ["alerts", "--audit", str(path), "--since", "1789999999"]
+    words = ["report", "alerts", "--audit", str(path), "--since", "1789999999"]
     assert cli.run_command(words) == 1
     assert "High retry rate detected: 25 retry events" in capsys.readouterr().out
     assert cli.run_command([*words, "--retries", "30"]) == 0
@@ -234,11 +234,14 @@ def test_the_command_exits_with_1_and_names_records(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     fail_often(path, 8)
     # The test clock has moved the records a little into the future.
-    words = ("alerts", "--store", str(path), "--until", "4000000000")
+    words = ("report", "alerts", "--store", str(path), "--until", "4000000000")
     report = told(*words, code=1)
     assert {alert["kind"] for alert in report["alerts"]} == {"retry_rate", "exhaustion"}
     assert (
-        told("alerts", "--store", str(path), "--since", "3999999999", "--until", "4000000000")["alerts"] == []
+        told("report", "alerts", "--store", str(path), "--since", "3999999999", "--until", "4000000000")[
+            "alerts"
+        ]
+        == []
     )
 
 

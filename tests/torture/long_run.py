@@ -26,7 +26,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.servers import nats, postgres
+from tests.servers import mariadb, nats, postgres
 from tests.storm import fleet, storm
 from tests.storm.checker import Report
 from tests.storm.crew import Crew, Warm
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 KILLS_OF_CALLS = 250
 KEYS_OF_FLEET = 500
 #: Outside SQLite a dead worker is known by its lease alone, so that leases are short.
-LEASE_S = {"sqlite": 60.0, "postgresql": 1.0, "nats": 1.0}
+LEASE_S = {"sqlite": 60.0, "postgresql": 1.0, "mysql": 1.0, "nats": 1.0}
 SECONDS_BETWEEN_SERVER_KILLS = 5.0
 
 
@@ -66,6 +66,14 @@ def run_server(store: str) -> Iterator[Server]:
     elif store == "postgresql":
         with postgres.running(max_connections="150") as url:
             yield Server(lambda name: fleet.create_database(url, name))
+    elif store == "mysql":
+        with mariadb.server(on_disk=True) as server:
+
+            def new_database(name: str) -> str:
+                mariadb.create_database(server.url, name)
+                return f"{server.url}/{name}"
+
+            yield Server(new_database)
     else:
         with nats.node() as node:
 

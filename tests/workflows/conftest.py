@@ -8,12 +8,20 @@ import pytest
 
 import oncemore
 from tests.fixtures import _isolated, clock, engine
-from tests.stores import jetstream_server, postgres_database, store_url
+from tests.stores import jetstream_server, mysql_database, postgres_database, store_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["_isolated", "clock", "engine", "jetstream_server", "postgres_database", "store_url"]
+__all__ = [
+    "_isolated",
+    "clock",
+    "engine",
+    "jetstream_server",
+    "mysql_database",
+    "postgres_database",
+    "store_url",
+]
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Protocol
 
 from oncemore import clock as clocks
+from oncemore._platform import sync_folder
 from oncemore._values import Value
 from oncemore.errors import PolicyViolation, StoreError
 from oncemore.log.entry_codec import new_nonce
@@ -300,15 +301,9 @@ def _make_folder(folder: Path) -> None:
 
 def _sync_folder(folder: Path) -> None:
     """Sync the entries of a folder to disk."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except PermissionError:
-        # A folder that this user cannot read was not created here, so it existed before.
-        return
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    # A folder that this user cannot read was not created here, so it existed before.
+    with suppress(PermissionError):
+        sync_folder(folder)
 
 
 class MemoryBackend:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oncemore import clock as clocks
+from oncemore._platform import sync_data
 from oncemore._redact import error_class_name, masked_message
 from oncemore.audit.events import parse_event
 from oncemore.errors import PermanentError, StoreError, UsageError
@@ -251,7 +252,7 @@ class AuditSpool:
             unwritten = line
             while unwritten:
                 unwritten = unwritten[os.write(self._file, unwritten) :]
-            os.fdatasync(self._file)
+            sync_data(self._file)
         except OSError:
             # A disk that is full keeps the first part of the line; the next event must not continue it.
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""`oncemore alerts`: report a high rate of retries and elevated exhaustion."""
+"""`oncemore report alerts`: report a high rate of retries and elevated exhaustion."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from oncemore.telemetry.alerts import AlertRules, RetryAlert
 
 EXAMPLES = """
-oncemore alerts
-oncemore alerts --since 1d --retries 50
-oncemore alerts --watch --notify
-oncemore alerts --audit audit.jsonl --since 1h
+oncemore report alerts
+oncemore report alerts --since 1d --retries 50
+oncemore report alerts --watch --notify
+oncemore report alerts --audit audit.jsonl --since 1h
 """
 
 
@@ -78,7 +78,7 @@ def alerts(store: str | None, in_json: bool, audit: IO[str] | None, watch: bool,
         out.write_json(report)
     else:
         _print_report(out, report)
-    # For scripts: `oncemore alerts || page-the-operator`.
+    # For scripts: `oncemore report alerts || page-the-operator`.
     return 1 if report.alerts else 0
 
 

@@ -35,7 +35,7 @@ MATRIX_HEADS = ("matrix", "level", "since", "until", "kgCO2e", "failures", "reas
 @value_option("--since", "TIME", "Attempts that ended since: 2h, 7d, 14:05, 2026-11-16T14:05Z.")
 @value_option("--until", "TIME", "Attempts that ended until this time.")
 def carbon(engine: Engine, run: str | None, since: str | None, until: str | None) -> CommandReport:
-    """List energy, carbon and cost of attempts, with the autonomy decision in force.
+    """List energy, carbon and cost of attempts.
 
     Each row is the telemetry snapshot of one attempt that ended. `-` is a figure that cannot be computed;
     --json has the reason. The last column is the decision of the autonomy matrix at that time.
@@ -135,7 +135,10 @@ def show(engine: Engine) -> CommandReport:
     "name", metavar="MATRIX", help="Name of the policy file, as `oncemore control autonomy` lists it."
 )
 def explain(engine: Engine, name: str) -> CommandReport:
-    """Explain the decisions of one matrix: when each was made, by which signals, until when it held."""
+    """Explain the decisions of one matrix.
+
+    When each was made, by which signals, and until when it held.
+    """
     from oncemore.queries.carbon import list_decisions
 
     decisions = list_decisions(engine, name)

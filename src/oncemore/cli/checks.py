@@ -33,7 +33,7 @@ def check() -> None:
 
 @store_command("records", "oncemore check records\noncemore check records --json")
 def records(engine: Engine) -> CommandReport:
-    """Check the records of all runs, and the signatures of decisions.
+    """Check the records of runs and signed decisions.
 
     Checked of runs: telemetry, forbidden retries, bounds and proofs.
 
@@ -72,7 +72,9 @@ oncemore check supply-chain . --advisories advisories/ --json
 @value_option("--sbom", "FILE", "CycloneDX or SPDX in JSON, which must have all dependencies.", multiple=True)
 @value_option("--advisories", "FILE", "Advisories of OSV or pip-audit: a file or folder.", multiple=True)
 def supply_chain(paths: tuple[str, ...], sbom: tuple[str, ...], advisories: tuple[str, ...]) -> CommandReport:
-    """Check that images, actions and dependencies are pinned, and not the subject of an advisory.
+    """Check that everything is pinned, and no advisory applies.
+
+    Of images, actions and dependencies.
 
     Reads Dockerfiles, compose files, Kubernetes manifests, GitHub workflows and requirements files, and
     downloads nothing. One line for each finding. Exit code 1 if there is one, 2 if an input cannot be read.

@@ -233,7 +233,9 @@ def combine_options(*options: Callable[[Any], Any]) -> Callable[[F], F]:
 json_option = flag_option("--json in_json", "Print one JSON document and nothing else.")
 ids_option = flag_option("--ids only_ids", "Print only ids, one per line, as input for another command.")
 store_option = value_option(
-    "--store", "URL", "Store: sqlite:///path, a path, postgresql://… or nats://…; default: from the settings."
+    "--store",
+    "URL",
+    "Store: sqlite:///path, a path, postgresql://…, mysql://… or nats://…; default: from the settings.",
 )
 
 
@@ -343,7 +345,6 @@ ROOT_SECTIONS = {
         "replay": "replay:replay",
         "watch": "watch:watch",
         "audit": "audit:audit",
-        "alerts": "alerts:alerts",
         "dashboard": "dashboard:dashboard",
     },
     "Decide": {

@@ -28,7 +28,7 @@ EXAMPLES = """
 oncemore limits cooldowns
 oncemore limits cooldowns list --provider eso --json
 oncemore limits cooldowns show 7f0c1a52-5b0e-4a4e-9d3c-0d6a0c7e4a11
-oncemore limits cooldowns release 7f0c1a52-5b0e-4a4e-9d3c-0d6a0c7e4a11 --reason "the archive is back"
+oncemore limits cooldowns release 7f0c1a52-5b0e-4a4e --reason "the archive is back"
 """
 COMMANDS = {"list": "cooldowns:list_", "show": "cooldowns:show", "release": "cooldowns:release"}
 COLUMN_HEADS = ("resource", "provider", "state", "attempts", "eligible in", "last error")
@@ -82,9 +82,7 @@ def show(engine: Engine, resource: str) -> CommandReport:
     return CommandReport(value, lambda out: _print_resource(out, history))
 
 
-@store_command(
-    "release", 'oncemore limits cooldowns release 7f0c1a52-5b0e-4a4e-9d3c-0d6a0c7e4a11 --reason "it is back"'
-)
+@store_command("release", 'oncemore limits cooldowns release 7f0c1a52-5b0e-4a4e --reason "it is back"')
 @_resource_argument
 @reason_option
 @decision_options

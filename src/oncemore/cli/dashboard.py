@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from oncemore.cli.commands import (
     FiniteNumber,
     WholeNumber,
+    by_option,
     choice_option,
     documented_command,
     flag_option,
@@ -18,6 +20,9 @@ from oncemore.cli.commands import (
 )
 from oncemore.errors import MissingExtra
 from oncemore.governance.role_model import OPERATOR, ROLES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 EXAMPLES = """
 oncemore dashboard
@@ -45,8 +50,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
     "--allow-host hosts", "NAME", "Name under which browsers reach it; can be repeated.", multiple=True
 )
 @choice_option("--role", ROLES, f"Role of the printed link ({OPERATOR}).", default=OPERATOR)
-@value_option("--by", "NAME", "Name that decisions record; default: the user of this process.")
-@flag_option("--read-only", "Refuse every change.")
+@by_option
+@flag_option("--read-only", "Refuse every change; the store is opened for reading only.")
 @value_option(
     "--audit audit_files",
     "FILE",
@@ -71,25 +76,27 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def dashboard(store: str | None, **options: Any) -> int:
     """Show a store in the browser.
 
-    Prints a link that signs you in once, with the given role. Listens on this machine only; with --host
-    put a server with TLS in front of it. Stop it with Ctrl-C.
+    Prints a link that signs you in once, with the given role; Enter prints another one. Listens on this
+    machine only; with --host put a server with TLS in front of it. Stop it with Ctrl-C.
     """
     try:
         import uvicorn
     except ImportError as missing:
         raise MissingExtra("the dashboard needs uvicorn: pip install 'oncemore[web]'") from missing
-    from oncemore.queries.stores import open_existing
+    from oncemore.queries.stores import open_existing, open_for_viewing
     from oncemore.steps.step_log import keep_off_stderr
 
     # The log records of this process would appear between the lines of the terminal.
     keep_off_stderr()
-    with open_existing(store) as engine:
-        app, link = _create_app(engine, options)
+    # A database role or a file that may only be read is enough for a dashboard that changes nothing.
+    with (open_for_viewing if options["read_only"] else open_existing)(store) as engine:
+        app, user = _create_app(engine, options)
         # Bound before the link is printed, which names the port.
         listener = _listen(options["host"], options["port"])
         with listener:
-            host, port = _shown_host(options["host"]), listener.getsockname()[1]
-            _print_start(engine.url, f"http://{host}:{port}{link}", options)
+            address = f"http://{_shown_host(options['host'])}:{listener.getsockname()[1]}"
+            _print_start(engine.url, address + app.create_link(user), options)
+            _print_links_on_enter(lambda: address + app.create_link(user))
             config = uvicorn.Config(
                 app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=1
             )
@@ -112,8 +119,40 @@ def _end_streams_before(shutdown: Any, app: Any) -> Any:
     return end_streams_and_shut_down
 
 
-def _create_app(engine: Any, options: dict[str, Any]) -> tuple[Any, str]:
-    """Return the dashboard and the path of the link that signs in the operator."""
+def _has_terminal() -> bool:
+    """Return whether the operator can type here: not in a pipe, and not behind `&` of a shell."""
+    import os
+
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except OSError:
+        # A terminal that is not the controlling one has no jobs.
+        return True
+
+
+def _print_links_on_enter(create_link: Callable[[], str]) -> None:
+    """Print another link whenever the operator presses Enter; only in a terminal."""
+    if not _has_terminal():
+        return
+    import signal
+    import threading
+
+    # After Ctrl-Z and `bg`, reading from the terminal would stop the whole process; ignored, the read fails.
+    signal.signal(signal.SIGTTIN, signal.SIG_IGN)
+
+    def read_lines() -> None:
+        with suppress(OSError):
+            for _ in sys.stdin:
+                print(f"  {create_link()}", flush=True)
+
+    # A daemon: reading from a terminal cannot be interrupted, and must not hold up the end.
+    threading.Thread(target=read_lines, name="dashboard-links", daemon=True).start()
+
+
+def _create_app(engine: Any, options: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the dashboard and the user of the printed link."""
     from oncemore.dashboard import create_app
     from oncemore.telemetry.alerts import AlertRules
 
@@ -130,7 +169,7 @@ def _create_app(engine: Any, options: dict[str, Any]) -> tuple[Any, str]:
     )
     # Counting the last hour of a large store takes a moment, which the first page would wait for.
     app.activity.update()
-    return app, app.create_link(_find_user(engine, options))
+    return app, _find_user(engine, options)
 
 
 def _find_user(engine: Any, options: dict[str, Any]) -> Any:
@@ -190,7 +229,8 @@ def _print_start(url: str, link: str, options: dict[str, Any]) -> None:
     out.write_line(f"  {link}", "bold")
     # The role says little in a dashboard that refuses every change.
     role = "read-only" if options["read_only"] else options["role"]
-    out.write_line(f"You are signed in as {role}. Stop with Ctrl-C.")
+    more = "Enter prints another link, Ctrl-C stops." if _has_terminal() else "Stop with Ctrl-C."
+    out.write_line(f"You are signed in as {role}. {more}")
     if options["host"] not in LOOPBACK:
         out.write_line(
             "Other machines can reach it, without encryption: put a server with TLS in front of it.", "yellow"

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 oncemore control dataset load datasets.yaml --reason "delivery of November"
-oncemore control dataset register survey-2026 --set care_label="Public · Low-Risk" --reason "first delivery"
-oncemore control dataset label survey-2026 --set care_label="Restricted · Council only" --reason "letter 17"
+oncemore control dataset register survey-2026 --set care_label="Public · Low-Risk" --reason "…"
+oncemore control dataset label survey-2026 --set rights=denied --reason "letter 17"
 oncemore control dataset block survey-2026 --reason "the community has objected"
 oncemore control dataset show survey-2026
 """
@@ -122,7 +122,10 @@ def label(engine: Engine, dataset_id: str, fields: Sequence[Any], **decision: An
 @_decision_options
 @value_option("--operation operations", "NAME", "A permitted operation; may be repeated.", multiple=True)
 def restrict(engine: Engine, dataset_id: str, operations: Sequence[str], **decision: Any) -> CommandReport:
-    """Permit only some operations on a dataset; without --operation, none."""
+    """Permit only some operations on a dataset.
+
+    Without --operation it permits none.
+    """
     return _report_change(engine.datasets.restrict(dataset_id, operations=operations, **decision))
 
 
@@ -143,7 +146,10 @@ def withdraw(engine: Engine, dataset_id: str, **decision: Any) -> CommandReport:
 @store_command("release", 'oncemore control dataset release survey-2026 --reason "the council has agreed"')
 @_decision_options
 def release(engine: Engine, dataset_id: str, **decision: Any) -> CommandReport:
-    """Open a dataset again; quarantined runs stay in quarantine until they are decided."""
+    """Open a dataset again.
+
+    Quarantined runs stay in quarantine until they are decided.
+    """
     return _report_change(engine.datasets.release(dataset_id, **decision))
 
 

@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from oncemore._platform import require_posix
 from oncemore.cli import params
 from oncemore.cli.commands import documented_command, flag_option, value_option
 from oncemore.cli.output import discard_output
@@ -79,6 +80,7 @@ def demo(story: str, **options: str | bool | None) -> int:
             raise UsageError(
                 f"--{name} is not an option of the demo {story}; it takes {_format_options(story)}"
             )
+    require_posix("oncemore demo", "The tutorial shows retry, which works here")
     try:
         return _DEMO_RUNNERS[story](options)
     except BrokenPipeError:

@@ -68,7 +68,10 @@ def list_(engine: Engine, only_ids: bool, **filters: Any) -> CommandReport:
 @store_command("show", "oncemore escalations show 01a1e211")
 @_id_argument
 def show(engine: Engine, escalation: str) -> CommandReport:
-    """Show one escalation with its evidence: error, decision of the gate, proof and attempts."""
+    """Show one escalation with its evidence.
+
+    The error, the decision of the gate, the proof and the attempts.
+    """
     case = engine.escalations.show(escalation)
     return CommandReport(case, lambda out: _print_case(out, case))
 

@@ -116,7 +116,10 @@ def exec_(command: tuple[str, ...], **options: Any) -> int:
     The output of the program is printed and stored; its exit code is passed on. A repeated call prints the
     stored output and ends with the same exit code, without running the program.
     """
+    from oncemore._platform import require_posix
     from oncemore.errors import Error
+
+    require_posix("oncemore exec", "In Python, oncemore.step runs work once per key")
     from oncemore.programs.signals import SignalListener, SignalReceived
     from oncemore.steps.step_log import keep_off_stderr
 

@@ -42,7 +42,9 @@ def init() -> None:
 @value_option("--folder", "PATH", "Folder of the files.", default=".github/workflows", show_default=True)
 @flag_option("--replace", "Replace files that differ.")
 def workflows(folder: str, replace: bool) -> CommandReport:
-    """Write the workflows kfm-ci.yml, telemetry-export.yml and faircare-validate.yml.
+    """Write the workflows of the KFM rules.
+
+    They are kfm-ci.yml, telemetry-export.yml and faircare-validate.yml.
 
     They call commands of oncemore that also run locally. A file that exists and differs is not replaced
     without --replace, and then none is written.

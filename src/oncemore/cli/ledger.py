@@ -161,7 +161,7 @@ def verify(
     store: str | None,
     in_json: bool,
 ) -> int:
-    """Verify the log: every chain, every head, every checkpoint and every signature.
+    """Verify every chain, head, checkpoint and signature.
 
     With --against or a second place, a deleted entity, a rewritten history, a cut end and a replaced store
     are found too. --export and --proof need no store: only the file and the public key. Exit code 1 for
@@ -330,7 +330,9 @@ def prove(engine: Engine, subject: str, since: str, out: str) -> CommandReport:
 )
 @flag_option("--without-bodies", "Leave out arguments, results and errors; the file verifies as well.")
 def export(engine: Engine, file: str, without_bodies: bool) -> CommandReport:
-    """Write the log into one file that an auditor verifies with the public key alone.
+    """Write the log into one file for an auditor.
+
+    The public key alone is needed to verify it.
 
     The file ends with the newest checkpoint; make one first (`oncemore ledger checkpoint`).
     """
@@ -352,7 +354,9 @@ def export(engine: Engine, file: str, without_bodies: bool) -> CommandReport:
 @value_option("--root", "DIR", "Folder below which the files are written.", default=".")
 @value_option("--policy", "NAME", "Write the files that this policy lists as `ledgers:`.", default="")
 def reports(engine: Engine, root: str, policy: str) -> CommandReport:
-    """Write versioning_ledger.json and pipeline_retry_log.json below docs/reports/audit.
+    """Write the ledgers of the KFM rules.
+
+    They are versioning_ledger.json and pipeline_retry_log.json, below docs/reports/audit.
 
     Each file is replaced as a whole: a reader sees the old or the new one. The same log gives the same
     bytes.

@@ -26,7 +26,7 @@ BREAKER_EXAMPLES = """
 oncemore limits breakers --json
 oncemore limits breakers list --state OPEN --json
 oncemore limits breakers show stac.example
-oncemore limits breakers reset stac.example --by operator --reason 'it was our own network'
+oncemore limits breakers reset stac.example --reason 'it was our own network'
 """
 RATE_EXAMPLES = """
 oncemore limits rates
@@ -74,9 +74,7 @@ def show(engine: Engine, name: str) -> CommandReport:
     return CommandReport(value, lambda out: _print_breaker(out, view, events))
 
 
-@store_command(
-    "reset", "oncemore limits breakers reset stac.example --by operator --reason 'it was our own network'"
-)
+@store_command("reset", "oncemore limits breakers reset stac.example --reason 'it was our own network'")
 @_provider_argument
 @reason_option
 @decision_options

@@ -24,7 +24,7 @@ from oncemore.cli.commands import (
     value_option,
     write_report,
 )
-from oncemore.cli.decisions import decision_options, identity_options
+from oncemore.cli.decisions import decision_options
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 EXAMPLES = """
 oncemore quarantine list --reason outcome_unknown
 oncemore quarantine show 01a1e211
-oncemore quarantine settle 01a1e211 --applied '{"receipt": 7}' --by operator --reason "the bank shows it"
-oncemore quarantine rerun 01a1e211 --by operator --reason "the disk is replaced"
-oncemore quarantine reject 01a1e211 --by operator --reason "the order was withdrawn"
+oncemore quarantine settle 01a1e211 --applied '{"receipt": 7}' --reason "the bank shows it"
+oncemore quarantine rerun 01a1e211 --reason "the disk is replaced"
+oncemore quarantine reject 01a1e211 --reason "the order was withdrawn"
 """
 _NAMES = ("show", "release", "reject", "rerun", "settle", "notify")
 COMMANDS = {**{name: f"quarantine:{name}" for name in _NAMES}, "escalate": "quarantine:escalate"}
@@ -82,9 +82,9 @@ def quarantine() -> None:
     """List quarantined items and decide about them.
 
     An item is a run with an unknown outcome, a run that needs review or lost its workers, an artifact with
-    altered bytes, or a dead letter. An ID is an id of the list or a unique prefix. A decision needs a name
-    and a reason; both are recorded. Exit code 1 if another decision came first. The default command is
-    `list`; with the id of a run instead of a command, it is `escalate`.
+    altered bytes, or a dead letter. An ID is an id of the list or a unique prefix. A decision needs a
+    reason; it is recorded with the name of the operator. Exit code 1 if another decision came first. The
+    default command is `list`; with the id of a run instead of a command, it is `escalate`.
     """
 
 
@@ -92,13 +92,11 @@ _item_argument = click.argument("item", metavar="ID", shell_complete=params.comp
                      help="An id of the list, or a unique prefix.")  # fmt: skip
 
 
-# --by is required here, unlike in other commands: a decision needs the name of a person.
 _decision_options = combine_options(
     _item_argument,
-    value_option("--by", "NAME", "Name of the operator; it is recorded.", required=True),
     reason_option,
     value_option("--version", "N", "Decide only if the item still has this version.", type=WholeNumber(1)),
-    identity_options,
+    decision_options,
 )
 
 
@@ -141,7 +139,10 @@ def show(engine: Engine, item: str) -> CommandReport:
 @reason_option
 @decision_options
 def escalate(engine: Engine, run: str, **decision: Any) -> CommandReport:
-    """Open a ticket for a failed or quarantined run, or a CARE_ESCALATION if its data is sensitive."""
+    """Open a ticket for a failed or quarantined run.
+
+    If its data is sensitive, a CARE_ESCALATION is opened instead.
+    """
     from oncemore.queries.runs import find_run
 
     opened = engine.escalations.open(find_run(engine.store, run).entity, **decision)
@@ -153,6 +154,9 @@ def _record_decision(
     engine: Engine, verb: str, item: str, version: int | None, *answer: Any, **options: Any
 ) -> CommandReport:
     """Record a decision about an item, and report it with its consequence."""
+    from oncemore.maintenance.tasks import resolve_actor
+
+    options["by"] = resolve_actor(options["by"])
     # Loaded first, to resolve the prefix of the id and to know the kind of the item.
     found = engine.quarantine.show(item).item
     # The methods have the names of the commands. Without --version, the decision is about the item as it
@@ -185,9 +189,7 @@ _NEXT_TEXTS = {
 }
 
 
-@store_command(
-    "release", 'oncemore quarantine release 01a1e211 --by operator --reason "the name is clear now"'
-)
+@store_command("release", 'oncemore quarantine release 01a1e211 --reason "the name is clear now"')
 @_decision_options
 def release(engine: Engine, **options: Any) -> CommandReport:
     """Release an item from quarantine.
@@ -198,18 +200,17 @@ def release(engine: Engine, **options: Any) -> CommandReport:
     return _record_decision(engine, "release", **options)
 
 
-@store_command(
-    "reject", 'oncemore quarantine reject 01a1e211 --by operator --reason "the order was withdrawn"'
-)
+@store_command("reject", 'oncemore quarantine reject 01a1e211 --reason "the order was withdrawn"')
 @_decision_options
 def reject(engine: Engine, **options: Any) -> CommandReport:
-    """End an item: a run fails permanently; an artifact or event is not used."""
+    """End an item.
+
+    A run fails permanently; an artifact or event is not used.
+    """
     return _record_decision(engine, "reject", **options)
 
 
-@store_command(
-    "rerun", 'oncemore quarantine rerun 01a1e211 --extra-attempts 2 --by operator --reason "more memory"'
-)
+@store_command("rerun", 'oncemore quarantine rerun 01a1e211 --extra-attempts 2 --reason "more memory"')
 @_decision_options
 @value_option(
     "--extra-attempts",
@@ -226,8 +227,8 @@ def rerun(engine: Engine, **options: Any) -> CommandReport:
 
 @documented_command(
     "settle",
-    'oncemore quarantine settle 01a1e211 --not-applied --by operator --reason "the bank has nothing"\n'
-    'oncemore quarantine settle 01a1e211 --applied \'{"receipt": 7}\' --by operator --reason "it shows"',
+    'oncemore quarantine settle 01a1e211 --not-applied --reason "the bank has nothing"\n'
+    'oncemore quarantine settle 01a1e211 --applied \'{"receipt": 7}\' --reason "it shows"',
 )
 @_decision_options
 @value_option("--applied", "JSON", "It took effect; the value is the step's result.")

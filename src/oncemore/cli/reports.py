@@ -26,7 +26,8 @@ EXAMPLES = """
 oncemore report reliability --since 7d
 oncemore report reliability --since 2026-11-01 --until 2026-12-01 --html november.html
 oncemore report sustainability --since 30d --baseline-since 60d --baseline-until 30d
-oncemore report sustainability --since 7d --figure energy_kwh
+oncemore report carbon --since 1d
+oncemore report alerts --watch --notify
 """
 
 
@@ -37,11 +38,12 @@ oncemore report sustainability --since 7d --figure energy_kwh
         "reliability": "reports:reliability",
         "sustainability": "reports:sustainability",
         "carbon": "carbon:carbon",
+        "alerts": "alerts:alerts",
     },
     examples=EXAMPLES,
 )
 def report() -> None:
-    """Write a review of a period; list its energy and carbon."""
+    """Write a review of a period; list its energy, carbon and alerts."""
 
 
 period_options = combine_options(
@@ -67,7 +69,10 @@ def reliability(**options: Any) -> int:
 @documented_command("sustainability", "oncemore report sustainability --since 7d --html week.html")
 @period_options
 def sustainability(**options: Any) -> int:
-    """Review energy, carbon, cost and the share of retries of a period."""
+    """Review energy, carbon and cost of a period.
+
+    And the share of the retries in them.
+    """
     from oncemore.queries.report_documents import build_sustainability_blocks
     from oncemore.queries.sustainability_report import build_sustainability
 

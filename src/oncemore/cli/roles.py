@@ -28,7 +28,7 @@ oncemore control roles
 oncemore control roles assign archivist reviewer --reason "head of the archive"
 oncemore control roles assign uid:1002 operator --reason "on call"
 oncemore control roles remove uid:1002 --reason "left the team"
-oncemore control roles key add archivist archivist.pub --role reviewer --reason "decides by signature"
+oncemore control roles key add archivist archivist.pub --role reviewer --reason "…"
 oncemore control roles token create duty --role operator --expires 90d --reason "dashboard"
 """
 COMMANDS = {
@@ -39,7 +39,7 @@ COMMANDS = {
     "token": "roles:token",
 }
 EXAMPLES_OF_KEYS = """
-oncemore control roles key add archivist archivist.pub --role reviewer --reason "decides by signature"
+oncemore control roles key add archivist archivist.pub --role reviewer --reason "…"
 oncemore control roles key remove SHA256:… --reason "the laptop was stolen"
 """
 EXAMPLES_OF_TOKENS = """
@@ -75,7 +75,10 @@ def key() -> None:
     default_command="list",
 )
 def token() -> None:
-    """Create, list and revoke tokens, by which the dashboard knows a person."""
+    """Create, list and revoke tokens.
+
+    By a token the dashboard knows a person.
+    """
 
 
 _user_argument = click.argument("user", metavar="USER", help="A user of the operating system, or uid:N.")
@@ -141,7 +144,10 @@ def remove(engine: Engine, user: str, **decision: Any) -> CommandReport:
 @_role_option
 @_reasoned
 def add_key(engine: Engine, name: str, file: str, role: str, **decision: Any) -> CommandReport:
-    """Register the public key of a person: decisions signed with it are made by that person."""
+    """Register the public key of a person.
+
+    Decisions that are signed with it are made by that person.
+    """
     added = engine.roles.add_key(name, file, role, **decision)
     text = f"{added.name} decides as {added.role} by signatures of {added.key_id}"
     return CommandReport(added, lambda out: out.write_line(text, "green"))
@@ -167,7 +173,10 @@ def remove_key(engine: Engine, key_id: str, **decision: Any) -> CommandReport:
 @value_option("--expires", "TIME", "How long it is valid: 8h, 90d.", type=DURATION, required=True)
 @_reasoned
 def create_token(engine: Engine, name: str, role: str, expires: float, **decision: Any) -> CommandReport:
-    """Create a token for a person and print it; it is shown once, and the store has only its digest."""
+    """Create a token for a person, and print it.
+
+    It is shown once; the store has only its digest.
+    """
     created = engine.roles.create_token(name, role, expires=expires, **decision)
 
     def print_text(out: OutputWriter) -> None:

@@ -69,6 +69,8 @@ def _run_cells(row: RunRow, short_key: str, now: float, width: int) -> tuple[str
     time = format_time(row.changed)
     # A recent time needs no year, an old one no seconds; both take the same width.
     changed = time[5:19] if now - row.changed < SHOW_YEAR_AFTER_S else time[:16]
+    from oncemore.queries.run_pages import describe_arguments
+
     arguments = describe_arguments(row)
     return (
         changed,
@@ -78,21 +80,6 @@ def _run_cells(row: RunRow, short_key: str, now: float, width: int) -> tuple[str
         arguments if len(arguments) <= width else f"{arguments[: width - 1]}…",
         f"{row.attempts}/{row.max_attempts}",
         _format_reason(row, now),
-    )
-
-
-def describe_arguments(row: RunRow) -> str:
-    """Return the arguments of a run as `name=value`; for a program, the key that the caller gave."""
-    import json
-
-    arguments = row.arguments
-    if not isinstance(arguments, dict):
-        return "" if arguments is None else str(arguments)
-    if "command" in arguments and isinstance(arguments.get("key"), str):
-        return str(arguments["key"])
-    return ", ".join(
-        f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)}"
-        for name, value in arguments.items()
     )
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SIMULATE_EXAMPLES = """
 oncemore simulate --policy policies/quicker.yaml
-oncemore simulate --since 2026-11-16T14:00 --until 2026-11-16T18:00 --tuning compare --html incident.html
+oncemore simulate --since 2026-11-16T14:00 --tuning compare --html incident.html
 oncemore simulate --policy kfm-loop=policies/p2.yaml --intensity grid.csv --svg carbon.svg
 oncemore simulate --policy kfm-loop --failure-probability 0.3 --attempt-duration 1m
 oncemore simulate --policy policies/mine.yaml --evidence main --since 30d
@@ -82,7 +82,9 @@ POSITIVE = FiniteNumber(0.0)
 @json_option
 def simulate(store: str | None, in_json: bool, html: str | None, markdown: str | None, svg: str | None,
              **options: Any) -> int:  # fmt: skip
-    """Decide recorded runs again, under another policy or other signals.
+    """Decide recorded runs again under other rules.
+
+    Under another policy, or with other signals.
 
     Nothing runs and nothing is written to the log. Attempts, delays, energy, carbon, cost, missed deadlines
     and duplicate work are compared with the record. The same log and options give the same bytes.

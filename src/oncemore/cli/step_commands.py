@@ -32,11 +32,11 @@ oncemore runs submit shop.orders:ship order=A-17
 oncemore runs submit shop.orders:ship --args '{"order": "A-17", "lines": [1, 2]}' --in 1h
 """
 CANCEL_EXAMPLES = """
-oncemore runs cancel shop.orders:ship order=A-17 --by operator --reason 'the order was withdrawn'
+oncemore runs cancel shop.orders:ship order=A-17 --reason 'the order was withdrawn'
 oncemore runs cancel shop.orders --run 01a1e211 --reason 'the order was withdrawn'
 """
 RERUN_EXAMPLES = """
-oncemore runs rerun shop.orders:ship order=A-17 --by operator --reason 'the address is right now'
+oncemore runs rerun shop.orders:ship order=A-17 --reason 'the address is right now'
 oncemore runs rerun shop.orders --run 01a1e211 --reason 'the carrier is back'
 """
 

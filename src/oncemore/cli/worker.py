@@ -44,6 +44,7 @@ oncemore worker shop.orders --health 0.0.0.0:8080 --metrics 0.0.0.0:9464
 INBOX_EXAMPLES = """
 oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
 oncemore inbox shop.orders:book --from https://sqs.eu-central-1.amazonaws.com/1234/orders.fifo
+oncemore inbox shop.orders:book --from "amqp://localhost:5672?queue=orders"
 oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop --drain --json
 """
 EXIT_WORK_LEFT = 1
@@ -255,7 +256,7 @@ def _log_end(stats: WorkerStats, leftovers: tuple[Leftover, ...]) -> None:
 @value_option(
     "--from address",
     "URL",
-    "Queue: nats://host:4222/STREAM/CONSUMER, or the URL of an SQS queue.",
+    "Queue: nats://host:4222/STREAM/CONSUMER, amqp://host:5672/VHOST?queue=NAME, or the URL of an SQS queue.",
     required=True,
 )
 @store_option

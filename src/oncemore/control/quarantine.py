@@ -6,6 +6,7 @@ a decision of an operator (`control.review`) or by the step's `reconcile` functi
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from oncemore.control.quarantine_items import ITEM_KINDS, QuarantineItem, build_case, build_item
@@ -42,10 +43,11 @@ from oncemore.steps.ops import ReconcileAnswer
 from oncemore.steps.plan import StepPlan, refuse_call
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from datetime import datetime
 
     from oncemore.control.quarantine_items import QuarantineCase
+    from oncemore.log.store import Head
     from oncemore.steps.engine import Engine
 
 #: The maximum number of listed items per kind; the oldest run ids and references come first.
@@ -68,7 +70,7 @@ class Quarantine:
         return iter(self.list())
 
     def __len__(self) -> int:
-        return len(self.list())
+        return len(self._list_heads(None, None))
 
     def list(
         self,
@@ -78,10 +80,12 @@ class Quarantine:
         kind: Literal["run", "artifact", "event"] | None = None,
         tenant: str | None = None,
         since: datetime | float | None = None,
+        limit: int | None = None,
     ) -> tuple[QuarantineItem, ...]:
         """Return the items that match all given filters, longest waiting first.
 
         since  only items quarantined at or after this time: an aware datetime, or POSIX seconds
+        limit  the most items to return; None for all
         """
         if kind is not None and kind not in ITEM_KINDS:
             raise UsageError(f"kind is {kind!r}; the kinds are {', '.join(ITEM_KINDS)}")
@@ -89,12 +93,23 @@ class Quarantine:
         step, tenant = (None if name is None else normalize_name(name) for name in (step, tenant))
         items = (
             item
-            for held_kind, state in _HELD_STATES
-            if kind in (None, held_kind)
-            for item in self._list_items(held_kind, state, step)
+            for head in self._list_heads(kind, step)
+            if (item := build_item(self._engine, head)) is not None
             if item.since >= earliest and reason in (None, item.reason) and tenant in (None, item.tenant)
         )
-        return tuple(sorted(items, key=lambda item: (item.since, item.id)))
+        return tuple(sorted(islice(items, limit), key=lambda item: (item.since, item.id)))
+
+    def _list_heads(self, kind: str | None, step: str | None) -> Sequence[Head]:
+        """Return the heads of held entities in the order of their last entries, which put them there."""
+        heads = [
+            head
+            for held_kind, state in _HELD_STATES
+            if kind in (None, held_kind)
+            for head in self._engine.store.list_heads(
+                HeadQuery(held_kind, state, step=step, limit=MAX_LISTED)
+            )
+        ]
+        return sorted(heads, key=lambda head: head.seq)
 
     def show(self, item: str | QuarantineItem) -> QuarantineCase:
         """Return an item with its evidence, by its id, a prefix of it, or its entity."""
@@ -228,6 +243,12 @@ class Quarantine:
             reference = reference.entity
         if not isinstance(reference, str) or len(reference) < MIN_ID_LENGTH:
             raise UsageError(f"the id is {reference!r}; it takes {MIN_ID_LENGTH} characters or more of one")
+        kind, _, _ = reference.partition("/")
+        head = self._engine.store.load_head(reference) if kind in ITEM_KINDS else None
+        own = None if head is None else build_item(self._engine, head)
+        # The name of an entity needs no search, however many items there are.
+        if own is not None:
+            return own
         items = self.list()
         # An exact match wins, because an id may be the prefix of another.
         exact = [item for item in items if reference in (item.id, item.entity, item.entity.partition("/")[2])]
@@ -242,12 +263,6 @@ class Quarantine:
                 "oncemore quarantine list shows what waits"
             )
         return matches[0]
-
-    def _list_items(self, kind: str, state: str, step: str | None) -> Iterator[QuarantineItem]:
-        for head in self._engine.store.list_heads(HeadQuery(kind, state, step=step, limit=MAX_LISTED)):
-            item = build_item(self._engine, head)
-            if item is not None:
-                yield item
 
 
 def find_item_role(engine: Engine, record: Any) -> str:

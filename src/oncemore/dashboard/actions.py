@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     Fields = Mapping[str, Any]
 
 MAX_FIELD_LENGTH = 16_384
+#: The key of the verification among the computations of a dashboard.
+VERIFICATION = "verify-ledger"
 
 
 class ActionField(Value):
@@ -299,12 +301,14 @@ def release_resource(call: ActionCall) -> str:
 
 
 def verify_ledger(call: ActionCall) -> str:
-    """Verify the log and its checkpoints; the page of the ledger shows the result."""
+    """Start to verify the log and its checkpoints; the page of the ledger shows progress and result."""
     from oncemore.queries.ledger import load_ledger_keys, verify_now
 
-    verdict = verify_now(call.engine, load_ledger_keys(), call.user.name)
-    call.dashboard.ledger_check = verdict
-    return f"NOT intact: {verdict.fault}" if verdict.fault else "The log is intact."
+    engine, keys = call.engine, load_ledger_keys()
+    is_new = call.dashboard.tasks.start(
+        VERIFICATION, lambda progress: verify_now(engine, keys, progress), call.user.name
+    )
+    return "The log is being verified." if is_new else "The log is being verified already."
 
 
 # The table ------------------------------------------------------------------------------------------

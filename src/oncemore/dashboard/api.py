@@ -74,8 +74,11 @@ def _load_overview(view: PageView) -> StoreOverview:
 
 
 def _load_run_page(view: PageView) -> RunPage:
-    limit = parse_number(view.query, "limit", 1, LARGEST_LIMIT) or DEFAULT_LIMIT
-    return find_runs(view, parse_run_filter(view.query, view.dashboard.engine.now(), limit))
+    return find_runs(view, parse_run_filter(view.query, view.dashboard.engine.now(), _parse_limit(view)))
+
+
+def _parse_limit(view: PageView) -> int:
+    return parse_number(view.query, "limit", 1, LARGEST_LIMIT) or DEFAULT_LIMIT
 
 
 def _load_run(view: PageView) -> RunTimeline:
@@ -97,6 +100,7 @@ def _list_escalations(view: PageView) -> tuple[Escalation, ...]:
     return view.dashboard.engine.escalations.list(acknowledged=view.query.get("state") == "acknowledged")
 
 
+LIMIT_PARAMETER = ApiParameter("limit", f"how many ({DEFAULT_LIMIT}), up to {LARGEST_LIMIT}", "integer")
 RUN_PARAMETERS = (
     ApiParameter("step", "only runs of this step"),
     ApiParameter("state", "PENDING, RUNNING, SOFT_FAIL, HARD_FAIL or COMPLETE"),
@@ -107,7 +111,7 @@ RUN_PARAMETERS = (
     ApiParameter("since", "changed at or after: 2h, 7d, 14:05, 2026-11-16, an ISO time or POSIX seconds"),
     ApiParameter("until", "changed at or before; the same forms"),
     ApiParameter("held", "1: only runs that wait for a person"),
-    ApiParameter("limit", f"how many, up to {LARGEST_LIMIT}", "integer"),
+    LIMIT_PARAMETER,
     ApiParameter("before", "continue a list: the next_before of its last page", "integer"),
 )
 API_ROUTES = (
@@ -135,9 +139,10 @@ API_ROUTES = (
     ),
     ApiRoute(
         "/quarantine",
-        "Items that wait for a person",
-        lambda view: view.dashboard.engine.quarantine.list(),
+        "Items that wait for a person, longest waiting first",
+        lambda view: view.dashboard.engine.quarantine.list(limit=_parse_limit(view)),
         QuarantineItem,
+        parameters=(LIMIT_PARAMETER,),
     ),
     ApiRoute(
         "/escalations",

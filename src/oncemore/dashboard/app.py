@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from oncemore._values import Value
 from oncemore._version import __version__
 from oncemore.dashboard.actions import ACTIONS, perform_action
 from oncemore.dashboard.api import build_api_routes
+from oncemore.dashboard.background import BackgroundTasks
 from oncemore.dashboard.feed import KEEP_ALIVE, MAX_STREAMS, LiveFeed, encode_event, find_changed_regions
 from oncemore.dashboard.formats import FILTERS
 from oncemore.dashboard.guard import RequestGuard, build_cookie, route_path
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from oncemore.dashboard.guard import RequestAccess
-    from oncemore.queries.ledger import LedgerVerdict, RecordedDecision
+    from oncemore.queries.ledger import RecordedDecision
     from oncemore.steps.engine import Engine
 
 FOLDER = Path(__file__).parent
@@ -78,8 +80,7 @@ class Dashboard:
         self.sessions = SessionTable()
         # Stands for the form token in pages that several streams share; random, so that no data contains it.
         self._token_place = secrets.token_urlsafe(32)
-        #: The result of the last verification of the ledger; None before the first one.
-        self.ledger_check: LedgerVerdict | None = None
+        self.tasks = BackgroundTasks()
         self._templates = Environment(
             loader=FileSystemLoader(FOLDER / "templates"),
             # Every value is escaped, in every template.
@@ -103,7 +104,17 @@ class Dashboard:
     @cached_property
     def feed(self) -> LiveFeed:
         """The waiter on the store, shared by all streams."""
-        return LiveFeed(lambda after, timeout: self.engine.store.wait_for_change(after, timeout))
+        return LiveFeed(self._wait_for_change)
+
+    def _wait_for_change(self, after: int, timeout: float) -> int:
+        """Wait until the log or a computation has changed; return the last seq of the log."""
+        ends_at, tasks = time.monotonic() + timeout, self.tasks.change_number
+        while True:
+            # In slices: the store does not know about computations of this process.
+            left = ends_at - time.monotonic()
+            last_seq = self.engine.store.wait_for_change(after, max(0.0, min(1.0, left)))
+            if last_seq > after or left <= 1.0 or self.tasks.change_number != tasks:
+                return last_seq
 
     @cached_property
     def _decisions(self) -> DecisionList:
@@ -116,6 +127,11 @@ class Dashboard:
     def create_link(self, user: DashboardUser) -> str:
         """Return the path of a link that signs in a user once."""
         return f"/login?token={self.sessions.create_link(user)}"
+
+    @property
+    def has_links(self) -> bool:
+        """Whether users sign in by links; an outer application that signs users in has no use for them."""
+        return self.options.user_of is None
 
     def identify(self, token: str) -> DashboardUser | None:
         """Return the user of a token: by the caller's function, else by the tokens of the store."""
@@ -141,6 +157,7 @@ class Dashboard:
             Route("/healthz", _report_health),
             Route("/login", self._sign_in, methods=["GET", "POST"]),
             Route("/logout", self._sign_out, methods=["POST"]),
+            Route("/links", self._show_link, methods=["POST"]),
             Route("/live", self._stream_page),
             Route("/do/{action}", self._perform_form, methods=["POST"]),
             Mount("/static", StaticFiles(directory=FOLDER / "static")),
@@ -211,6 +228,7 @@ class Dashboard:
             "can_operate": user is not None and self.may_change(user),
             "can_review": user is not None and self.may_change(user, "reviewer"),
             "read_only": self.options.read_only,
+            "has_links": self.has_links and session is not None,
             "navigation": NAVIGATION,
             "store": self.engine.url,
             "version": __version__,
@@ -222,12 +240,13 @@ class Dashboard:
         status = 503 if isinstance(error, StoreError) else 404 if is_lookup else 400
         return self._show_message(request, status, str(error))
 
-    def _show_message(self, request: Request, status: int, text: str) -> Response:
+    def _show_message(self, request: Request, status: int, text: str, link: str = "") -> Response:
         access = getattr(request.state, "access", None)
         user = None if access is None else access.user
         # Not one of PAGES: no entry of the navigation is marked.
-        page = PageRoute("", "", "Not found" if status == 404 else "Error", "message.html", lambda view: {})
-        values = {"page": page, "notices": [], "text": text, "status": status}
+        title = {200: "Sign-in link", 404: "Not found"}.get(status, "Error")
+        page = PageRoute("", "", title, "message.html", lambda view: {})
+        values = {"page": page, "notices": [], "text": text, "status": status, "link": link}
         return HTMLResponse(self._render("message.html", request.scope, user, values), status)
 
     async def _show_missing(self, request: Request, error: Exception) -> Response:
@@ -315,8 +334,8 @@ class Dashboard:
             user = await run_in_threadpool(self.identify, token)
         if user is None:
             values["fault"] = (
-                "This token is not valid, or its link was used already. Start the dashboard again for "
-                "a new link."
+                "This token is not valid, or its link was used already. Press Enter in the terminal of "
+                "the dashboard for a new link."
             )
             return HTMLResponse(self._render("login.html", request.scope, None, values), 401)
         root = request.scope.get("root_path", "")
@@ -324,6 +343,16 @@ class Dashboard:
         cookie = build_cookie(self.sessions.cookie_name, self.sessions.open_session(user), request.scope)
         response.headers.append("set-cookie", cookie)
         return response
+
+    async def _show_link(self, request: Request) -> Response:
+        """Show a link that signs in the same user once more, for another browser."""
+        access: RequestAccess = request.state.access
+        if not self.has_links or access.session is None:
+            return self._show_message(request, 404, "This dashboard does not sign users in by links.")
+        url = request.url.replace(path=request.scope.get("root_path", "") + "/login", query="")
+        link = f"{url}?{urlsplit(self.create_link(access.user)).query}"
+        text = "Open this link in another browser. It works once, for a day, with your name and role."
+        return self._show_message(request, 200, text, link)
 
     async def _sign_out(self, request: Request) -> Response:
         # On the server: a copy of the cookie must be worth nothing either.

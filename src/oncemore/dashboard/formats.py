@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from oncemore.policy.explain import format_seconds
 from oncemore.queries import to_plain
+from oncemore.queries.run_pages import describe_arguments
 from oncemore.workflows.journal import NEVER
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "short": shorten_id,
     "cut": shorten_text,
     "state_word": name_state,
+    "arguments": describe_arguments,
     "state_color": color_state,
     "percent": format_percent,
     "figure": format_figure,

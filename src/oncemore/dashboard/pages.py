@@ -14,7 +14,7 @@ from oncemore.errors import UsageError
 from oncemore.queries.explain import explain_run
 from oncemore.queries.overview import MAX_COUNTED, load_overview
 from oncemore.queries.proof_terms import list_proof_terms
-from oncemore.queries.run_pages import RunPage, list_running_rows, load_run_page
+from oncemore.queries.run_pages import RunPage, add_arguments, list_running_rows, load_run_page
 from oncemore.queries.run_timeline import load_timeline
 from oncemore.queries.run_tree import load_tree
 from oncemore.queries.runs import RunFilter, complete_step_names, find_run
@@ -135,8 +135,10 @@ def find_runs(view: PageView, wanted: RunFilter) -> RunPage:
     store, activity = view.dashboard.engine.store, view.dashboard.activity
     if wanted.state == "RUNNING" and not wanted.held:
         activity.update()
-        return list_running_rows(store, activity.list_running(), wanted)
-    return load_run_page(store, wanted)
+        page = list_running_rows(store, activity.list_running(), wanted)
+    else:
+        page = load_run_page(store, wanted)
+    return add_arguments(store, page)
 
 
 def _runs_command(given: Mapping[str, str]) -> str:

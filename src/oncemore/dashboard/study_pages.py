@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING
 from oncemore.dashboard.drawings import draw_curves
 from oncemore.dashboard.pages import PageRoute
 from oncemore.errors import UsageError
-from oncemore.queries.energy import cut_period, load_energy
+from oncemore.queries.energy import load_energy
+from oncemore.queries.recorded_runs import RecordedRunFilter
 from oncemore.queries.times import parse_instant
+from oncemore.queries.window_comparison import compare_window
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from oncemore.dashboard.background import Progress, TaskReport
     from oncemore.dashboard.pages import PageValues, PageView
     from oncemore.policy.policy import Policy
-    from oncemore.queries.what_if import SimulationReport
+    from oncemore.queries.energy import EnergyPeriod
+    from oncemore.queries.window_comparison import ComparedWindow
     from oncemore.simulate.recorded_runs import SimulatedWorld
 
 DEFAULT_PERIOD = "1d"
@@ -42,59 +46,57 @@ def parse_period(query: Mapping[str, str], now: float, prefix: str = "") -> tupl
 
 
 def load_energy_page(view: PageView) -> PageValues:
-    """Return the energy of a period by step, policy and key, and beside it that of a baseline."""
-    store, query = view.dashboard.engine.store, view.query
-    now = store.now()
-    period = load_energy(store, *parse_period(query, now), step=query.get("step", "").strip())
-    baseline = None
-    if query.get("base_since", "").strip():
-        baseline = load_energy(store, *parse_period(query, now, "base_"), step=query.get("step", "").strip())
-    names = ("since", "until", "base_since", "base_until", "step")
+    """Return the energy of a period by pipeline, step, policy and key, and beside it that of a baseline."""
+    names = ("since", "until", "base_since", "base_until", "step", "pipeline")
+    given = {name: view.query.get(name, "").strip() for name in names}
+    engine = view.dashboard.engine
+    now = engine.store.now()
+    # Checked before the computation starts, so that a wrong time is refused at once.
+    prefixes = ("", "base_") if given["base_since"] else ("",)
+    wanted = [
+        RecordedRunFilter(*parse_period(given, now, prefix), step=given["step"], pipeline=given["pipeline"])
+        for prefix in prefixes
+    ]
+
+    def compute(progress: Progress) -> list[EnergyPeriod]:
+        return [load_energy(engine, each, progress) for each in wanted]
+
     return {
-        "period": period,
-        "baseline": baseline,
+        "task": view.dashboard.tasks.compute(("energy", *given.values()), compute),
         "figures": PERIOD_FIGURES,
-        "given": {name: query.get(name, "") for name in names},
+        "given": given,
     }
 
 
 def load_what_if_page(view: PageView) -> PageValues:
     """Return the runs of a window as recorded and under another policy, as figures and as two curves."""
-    query = view.query
     names = ("since", "until", "step", "policy", "tuning", "intensity")
-    given = {name: query.get(name, "").strip() for name in names}
+    given = {name: view.query.get(name, "").strip() for name in names}
     # Without a policy or a tuning the comparison would show the record twice.
     is_asked = bool(given["policy"] or given["tuning"])
-    report, notice = _compare_window(view, given) if is_asked else (None, "")
-    return {
-        "given": given,
-        "report": report,
-        "notice": notice,
-        "curves": draw_curves(report.curves) if report is not None else None,
-    }
+    return {"given": given, "task": _compare_window(view, given) if is_asked else None, "draw": draw_curves}
 
 
-def _compare_window(view: PageView, given: Mapping[str, str]) -> tuple[SimulationReport, str]:
+def _compare_window(view: PageView, given: Mapping[str, str]) -> TaskReport:
+    """Return the comparison of a window; wrong values are refused before it starts."""
     from oncemore.queries.recorded_policies import find_policy_or_recorded
-    from oncemore.queries.recorded_runs import RecordedRunFilter, load_recorded_runs
-    from oncemore.queries.what_if import SimulationOptions, compare_runs
+    from oncemore.queries.what_if import SimulationOptions
 
     if given["tuning"] not in ("", "on", "off", "compare"):
         raise UsageError(f"tuning is {given['tuning']!r:.60}; it takes on, off or compare")
     if given["tuning"] == "compare" and given["policy"]:
         raise UsageError("a comparison of tuning keeps the recorded policies; leave the policy empty")
     store = view.dashboard.engine.store
-    since, until = parse_period(given, store.now())
-    begins, is_cut = cut_period(store, since, until)
-    runs = load_recorded_runs(store, RecordedRunFilter(begins, until, step=given["step"]))
     policies: dict[str, Policy] = {}
     if given["policy"]:
         policies[""] = find_policy_or_recorded(store, given["policy"])
-    if not runs:
-        raise UsageError("no run was recorded in this window; choose an earlier beginning")
     options = SimulationOptions(policies=policies, tuning=given["tuning"], world=_read_world(given))
-    notice = "The window has too many entries; only the last of them are compared." if is_cut else ""
-    return compare_runs(runs, options), notice
+    wanted = RecordedRunFilter(*parse_period(given, store.now()), step=given["step"])
+
+    def compute(progress: Progress) -> ComparedWindow:
+        return compare_window(store, wanted, options, progress)
+
+    return view.dashboard.tasks.compute(("what-if", *given.values()), compute)
 
 
 def _read_world(given: Mapping[str, str]) -> SimulatedWorld:

@@ -14,7 +14,11 @@ from oncemore.queries.proof_terms import list_proof_terms
 from oncemore.queries.schedules import list_queues, list_schedules
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oncemore.dashboard.background import TaskReport
     from oncemore.dashboard.pages import PageValues, PageView
+    from oncemore.queries.policy_history import PolicyChangeView
 
 #: The number of items of one list that a page shows.
 MAX_ITEMS = 200
@@ -61,12 +65,13 @@ def load_review(view: PageView) -> PageValues:
     engine = view.dashboard.engine
     wants_old = view.query.get("show") == "acknowledged"
     # A run that waits for an approval is an item in quarantine too; it is shown once.
-    items = engine.quarantine.list()
-    waiting = {pending.run_id for pending in engine.approvals.list_waiting()}
+    waiting = engine.approvals.list_waiting()
+    waiting_ids = {pending.run_id for pending in waiting}
+    items = engine.quarantine.list(limit=MAX_ITEMS + len(waiting))
     return {
-        "items": [item for item in items if item.id not in waiting][:MAX_ITEMS],
-        "item_count": len(items) - len(waiting),
-        "waiting": engine.approvals.list_waiting()[:MAX_ITEMS],
+        "items": [item for item in items if item.id not in waiting_ids][:MAX_ITEMS],
+        "item_count": len(engine.quarantine) - len(waiting),
+        "waiting": waiting[:MAX_ITEMS],
         "approvals": engine.approvals.list()[::-1][:20],
         "escalations": engine.escalations.list(acknowledged=wants_old)[:MAX_ITEMS],
         "shows_acknowledged": wants_old,
@@ -97,20 +102,25 @@ def load_escalation(view: PageView) -> PageValues:
 
 
 def load_policies(view: PageView) -> PageValues:
-    """Return the policy files and the policies that runs of this store began with."""
+    """Return the policy files, the policies that runs of this store began with, and two of them compared."""
+    from oncemore.dashboard.study_pages import parse_period
     from oncemore.queries.policy_catalogue import list_profiles
+    from oncemore.queries.policy_history import list_policy_changes
     from oncemore.queries.recorded_policies import list_accepted_policies, list_recorded_policies
 
     store = view.dashboard.engine.store
     recorded = list_recorded_policies(store)
-    a, b = view.query.get("a", "").strip(), view.query.get("b", "").strip()
+    given = {name: view.query.get(name, "").strip() for name in ("a", "b", "since", "until")}
+    a, b = given["a"], given["b"]
+    period = parse_period(given, store.now())
     return {
         "profiles": list_profiles(),
         "recorded": recorded[:MAX_ITEMS],
         "accepted": list_accepted_policies(store),
-        "a": a,
-        "b": b,
+        "changes": list_policy_changes(store)[:MAX_ITEMS],
+        "given": given,
         "difference": _compare(view, a, b) if a and b else None,
+        "task": _compare_runs(view, given, period) if a and b else None,
     }
 
 
@@ -120,6 +130,20 @@ def _compare(view: PageView, a: str, b: str) -> Any:
 
     store = view.dashboard.engine.store
     return compare_policies(find_policy_or_recorded(store, a), find_policy_or_recorded(store, b), (a, b))
+
+
+def _compare_runs(view: PageView, given: Mapping[str, str], period: tuple[float, float]) -> TaskReport:
+    """Return the runs of a period before and after: as recorded, and the same ones under both policies."""
+    from oncemore.queries.energy import cut_period
+    from oncemore.queries.policy_history import load_policy_change
+
+    store, until = view.dashboard.engine.store, period[1]
+
+    def compute(progress: object) -> PolicyChangeView:
+        since, _ = cut_period(store, *period)
+        return load_policy_change(store, given["a"], given["b"], since=since, until=until)
+
+    return view.dashboard.tasks.compute(("policies", *given.values()), compute)
 
 
 def load_policy(view: PageView) -> PageValues:
@@ -143,14 +167,15 @@ def load_policy(view: PageView) -> PageValues:
 
 
 def load_ledger(view: PageView) -> PageValues:
-    """Return the checkpoints of the log and, if asked for, the result of verifying it."""
+    """Return the checkpoints of the log and, if asked for, the progress or the result of verifying it."""
+    from oncemore.dashboard.actions import VERIFICATION
     from oncemore.queries.ledger import list_checkpoints
 
     engine = view.dashboard.engine
     return {
         "checkpoints": list_checkpoints(engine)[::-1][:MAX_ITEMS],
         "last_seq": engine.store.wait_for_change(0, 0.0),
-        "check": view.dashboard.ledger_check,
+        "check": view.dashboard.tasks.find_report(VERIFICATION),
         "decisions": view.dashboard.list_decisions(),
     }
 

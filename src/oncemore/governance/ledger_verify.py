@@ -26,11 +26,12 @@ from oncemore.governance.signed_decisions import count_signed_decisions
 from oncemore.maintenance.verify import verify_log
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from oncemore.governance.checkpoint_copies import CheckpointPlace
     from oncemore.governance.keys import VerifyKey
     from oncemore.governance.log_order import LogOrder, RemovedLeaf
+    from oncemore.log.store import Entry
     from oncemore.maintenance.verify import RemovedRun
     from oncemore.steps.engine import Engine
 
@@ -80,21 +81,28 @@ def verify_ledger(
     keys: Sequence[VerifyKey] = (),
     against: Sequence[tuple[str, str]] = (),
     place: CheckpointPlace | None = None,
+    *,
+    on_page: Callable[[list[Entry]], object] = lambda page: None,
 ) -> LedgerReport:
     """Verify the log of an engine; raise `StoreError` or `LedgerMismatch` for the first fault.
 
     keys     the public keys that may have signed the checkpoints
     against  checkpoints from outside: the name of each for messages, and its text
     place    the second place; all of its checkpoints are compared as well
+    on_page  called with each page of entries after it was checked, to show the progress
     """
     outside = [*against, *(read_all_notes(place) if place is not None else ())]
     if outside and not keys:
         raise UsageError("a checkpoint from outside is only as good as its signature; give the public key")
-    return read_with_order(engine, lambda order: _verify_in_order(engine, order, keys, outside))
+    return read_with_order(engine, lambda order: _verify_in_order(engine, order, keys, outside, on_page))
 
 
 def _verify_in_order(
-    engine: Engine, order: LogOrder, keys: Sequence[VerifyKey], outside: list[tuple[str, str]]
+    engine: Engine,
+    order: LogOrder,
+    keys: Sequence[VerifyKey],
+    outside: list[tuple[str, str]],
+    on_page: Callable[[list[Entry]], object],
 ) -> LedgerReport:
     # Read before the log: the log then has all entries that they cover.
     records = list(read_checkpoints(engine))
@@ -102,7 +110,12 @@ def _verify_in_order(
     expected = check_chain_of_checkpoints(records, keys)
     expected += [check_outside_note(source, note, origin, keys) for source, note in outside]
     check = LedgerCheck(expected, order)
-    report = verify_log(engine, check.add_page)
+
+    def check_page(page: list[Entry]) -> None:
+        check.add_page(page)
+        on_page(page)
+
+    report = verify_log(engine, check_page)
     check.finish()
     covered = records[-1].size if records else 0
     return LedgerReport(

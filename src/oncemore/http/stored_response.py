@@ -1,4 +1,4 @@
-"""Reads an ASGI request into memory, records the application's response, and replays stored responses.
+"""Records the application's response and replays stored responses; reads ASGI requests into memory.
 
 The application does not learn that its client has disconnected: it must finish, because the response is
 stored for a retry of the request. A response beyond the size limit is streamed to the client and not stored.
@@ -13,7 +13,7 @@ from oncemore._values import Value
 from oncemore.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 
     Message = MutableMapping[str, Any]
     Scope = MutableMapping[str, Any]
@@ -102,79 +102,53 @@ class ClientConnection:
             except OSError:
                 self.is_gone = True
 
+    async def send_start(self, status: int, fields: Any) -> None:
+        """Send the status and the header fields of a response."""
+        await self.send_message({"type": "http.response.start", "status": status, "headers": fields})
+
     async def send_response(self, status: int, fields: Any, body: bytes) -> None:
         """Send a complete response."""
-        await self.send_message({"type": "http.response.start", "status": status, "headers": fields})
+        await self.send_start(status, fields)
         await self.send_message({"type": "http.response.body", "body": body, "more_body": False})
 
 
 class ResponseRecorder:
-    """Runs the application on one request and records its response.
+    """The response of the application to one request, as far as it has come.
 
     has_run      whether the application was called; if not, the client gets a stored response
     status       of the response; 0 before it has begun
+    headers      all header fields of the response
     is_complete  whether the response has ended
-    is_large     whether the response is beyond the limit, and was streamed to the client already
+    max_bytes    the limit of a stored body
+    is_large     whether the response is beyond the limit; its body is then streamed and not stored
     """
 
-    def __init__(
-        self,
-        connection: ClientConnection,
-        body: bytes,
-        max_bytes: int,
-        unstored_headers: frozenset[bytes],
-    ) -> None:
-        self._connection, self._body, self._max_bytes = connection, body, max_bytes
-        self._unstored_headers = unstored_headers
-        self._body_delivered = False
+    def __init__(self, max_bytes: int, unstored_headers: frozenset[bytes]) -> None:
+        self.max_bytes, self._unstored_headers = max_bytes, unstored_headers
         self._parts: list[bytes] = []
         self._length = 0
         self.has_run, self.is_large, self.is_complete = False, False, False
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
 
-    async def run_application(self, app: App, scope: Scope) -> None:
-        """Run the application on the request; its changes to the scope are kept."""
-        self.has_run = True
-        # Without protocol extensions: a file that the server sends by itself could not be recorded.
-        inner = {**scope, "extensions": {}}
-        try:
-            await app(inner, self._receive_message, self._send_message)
-        finally:
-            scope.update({name: value for name, value in inner.items() if name != "extensions"})
+    def begin_response(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Record the status and the header fields."""
+        self.status = status
+        self.headers = [(bytes(name), bytes(value)) for name, value in headers]
 
-    async def _receive_message(self) -> Message:
-        if not self._body_delivered:
-            self._body_delivered = True
-            return {"type": "http.request", "body": self._body, "more_body": False}
-        # The application waits for a disconnect, of which it must not learn.
-        await _wait_forever()
-        raise AssertionError("unreachable")  # pragma: no cover
-
-    async def _send_message(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            self.headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
-            return
-        if message["type"] != "http.response.body" or not self.status:
-            return
-        part = message.get("body", b"")
-        self.is_complete = not message.get("more_body", False)
+    def add_part(self, part: bytes, *, is_last: bool = False) -> bytes:
+        """Record a part of the body; return the bytes that are to be streamed now, which may be none."""
+        self.is_complete = is_last
         self._length += len(part)
         if self.is_large:
-            await self._connection.send_message(message)
-            return
+            return part
         self._parts.append(part)
-        if self._length > self._max_bytes:
-            # From here on the response is streamed, beginning with the parts in memory.
-            self.is_large = True
-            recorded, self._parts = b"".join(self._parts), []
-            await self._connection.send_message(
-                {"type": "http.response.start", "status": self.status, "headers": self.headers}
-            )
-            await self._connection.send_message(
-                {"type": "http.response.body", "body": recorded, "more_body": not self.is_complete}
-            )
+        if self._length <= self.max_bytes:
+            return b""
+        # From here on the response is streamed, beginning with the parts in memory.
+        self.is_large = True
+        recorded, self._parts = b"".join(self._parts), []
+        return recorded
 
     @property
     def body(self) -> bytes:
@@ -188,11 +162,6 @@ class ResponseRecorder:
         fields = [(name, value) for name, value in self.headers if name.lower() not in self._unstored_headers]
         return response_to_record(StoredResponse(self.status, self.body, fields))
 
-    async def deliver_response(self) -> None:
-        """Send the recorded response to the client, with all header fields."""
-        if not self.is_large:
-            await self._connection.send_response(self.status, self.headers, self.body)
-
 
 def replay_response(stored: Mapping[str, Any]) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
     """Return the status, header fields and body of a stored response."""
@@ -200,7 +169,7 @@ def replay_response(stored: Mapping[str, Any]) -> tuple[int, list[tuple[bytes, b
     return stored["status"], [*fields, REPLAYED_HEADER], stored["body"]
 
 
-async def _wait_forever() -> None:
+async def wait_forever() -> None:
     """Wait until the task is cancelled."""
     trio = clocks.find_trio()
     if trio is not None:

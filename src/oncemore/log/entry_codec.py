@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from oncemore._platform import run_after_fork
 from oncemore._values import make
 from oncemore.control.model import Approval, SwitchBoard
 from oncemore.errors import StoreError
@@ -394,4 +395,4 @@ def new_uuid7(now: float) -> str:
 
 
 # A forked child would otherwise draw the same bits as its parent.
-os.register_at_fork(after_in_child=_drawn.clear)
+run_after_fork(_drawn.clear)

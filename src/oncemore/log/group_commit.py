@@ -21,7 +21,6 @@ own locks, and a Ctrl-C there raises "release unlocked lock".
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 
@@ -32,6 +31,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
+from oncemore._platform import run_after_fork
 from oncemore.errors import StoreError, UsageError
 from oncemore.log.waiters import wait_in_task, wake_waiters
 
@@ -395,4 +395,4 @@ def _find_main_thread() -> None:
 
 _main = [0]
 _find_main_thread()
-os.register_at_fork(after_in_child=_find_main_thread)
+run_after_fork(_find_main_thread)

@@ -83,7 +83,7 @@ class MemoryStore(FilelessMaintenance):
         """Store a batch, or return the conflict that prevents it."""
         check_batch(batch)
         if batch.joined_write is not None:
-            raise UsageError("a store in memory has no tables; on_commit() needs SQLite or PostgreSQL")
+            raise UsageError("a store in memory has no tables; on_commit() needs SQLite, PostgreSQL or MySQL")
         with self._changed:
             self._check_open()
             # The late comparison of guards is for simulations of stores that do it, such as NATS.

@@ -2,6 +2,7 @@
 
 sqlite:///state/log.db        a file of this machine; four slashes for an absolute path
 postgresql://host/database    a server, for several machines
+mysql://host/database         a MySQL or MariaDB server, likewise; also mariadb://
 nats://host/namespace         a JetStream server or cluster, likewise
 memory:                       lost with the process; for tests
 """
@@ -10,8 +11,9 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from oncemore._platform import require_posix
 from oncemore._redact import describe_value, hide_credentials
 from oncemore.config import MEMORY, SQLITE, match_scheme
 from oncemore.errors import UsageError
@@ -37,37 +39,27 @@ def make_store_opener(url: str) -> tuple[Callable[[], Store], str]:
 
         memory = PersistentMemoryStore()
         return lambda: memory, MEMORY
-    if url.startswith(("postgresql://", "postgres://")):
-        return lambda: _open_postgres(url), hide_credentials(url, keeps_user=True)
-    if url.startswith(("nats://", "tls://")):
+    open_server = find_server_opener(url)
+    if open_server is _open_nats:
         from oncemore.log.nats.address import parse_address
 
         return lambda: _open_nats(url), parse_address(url).shown
+    if open_server is not None:
+        return lambda: open_server(url), hide_credentials(url, keeps_user=True)
     scheme = match_scheme(url)
     if scheme is not None and not url.startswith(SQLITE):
-        raise UsageError(
-            f"{scheme.group()} is not a store; use sqlite:///path, postgresql://host/database, "
-            "nats://host/namespace or memory:"
-        )
+        raise UsageError(f"{scheme.group()} is not a store; use {STORE_FORMS} or memory:")
     name = url.removeprefix(SQLITE)
     if name == ":memory:":
         raise UsageError(f"{url!r} is SQLite's own name; use oncemore.open('memory:') for a store in memory")
     path = Path(name).expanduser().absolute()
     if not path.name or path.is_dir():
         raise UsageError(f"{describe_value(url, 500)} names no file; write sqlite:///folder/log.db")
-    _check_file_locks(url)
+    require_posix(
+        f"{url!r} is a file, which",
+        "Here, take a server (postgresql://…, mysql://…, nats://…), or memory: for tests",
+    )
     return lambda: _open_sqlite(path), f"{SQLITE}{path}"
-
-
-def _check_file_locks(url: str) -> None:
-    """Refuse a file store on a platform whose file locks this package cannot use."""
-    try:
-        import fcntl  # noqa: F401
-    except ImportError:
-        raise UsageError(
-            f"{url!r} is a file, and a file store needs POSIX file locks (the module fcntl): it is supported "
-            "on Linux. Here, take a server (postgresql://…, nats://…), or memory: for tests"
-        ) from None
 
 
 def _open_sqlite(path: Path) -> Store:
@@ -83,13 +75,56 @@ def _open_sqlite(path: Path) -> Store:
     return store
 
 
-def _open_postgres(url: str) -> Store:
+def _open_postgres(url: str, *, read_only: bool = False) -> Store:
+    if read_only:
+        from oncemore.log.postgres.store import ReadOnlyPostgresStore
+
+        return ReadOnlyPostgresStore(url)
     from oncemore.log.postgres.store import PostgresStore
 
     return PostgresStore(url)
 
 
-def _open_nats(url: str) -> Store:
+def _open_mysql(url: str, *, read_only: bool = False) -> Store:
+    if read_only:
+        from oncemore.log.mysql.store import ReadOnlyMysqlStore
+
+        return ReadOnlyMysqlStore(url)
+    from oncemore.log.mysql.store import MysqlStore
+
+    return MysqlStore(url)
+
+
+def _open_nats(url: str, *, read_only: bool = False) -> Store:
+    if read_only:
+        from oncemore.log.nats.store import ReadOnlyNatsStore
+
+        return ReadOnlyNatsStore(url)
     from oncemore.log.nats.store import NatsStore
 
     return NatsStore(url)
+
+
+class ServerOpener(Protocol):
+    """Opens a store on a server."""
+
+    def __call__(self, url: str, *, read_only: bool = False) -> Store:
+        """Open the store of a URL, which may be created unless it is only read."""
+
+
+#: Functions that open a store on a server, by the scheme of its URL.
+SERVER_OPENERS: dict[str, ServerOpener] = {
+    **dict.fromkeys(("postgresql", "postgres"), _open_postgres),
+    **dict.fromkeys(("mysql", "mariadb"), _open_mysql),
+    **dict.fromkeys(("nats", "tls"), _open_nats),
+}
+
+
+def find_server_opener(url: str) -> ServerOpener | None:
+    """Return the function that opens a store on a server; None for a file, whatever its name is."""
+    scheme, separator, _ = url.partition("://")
+    return SERVER_OPENERS.get(scheme) if separator else None
+
+
+#: The addresses of stores that several processes can open, for messages.
+STORE_FORMS = "sqlite:///path, postgresql://host/database, mysql://host/database or nats://host/namespace"

@@ -246,7 +246,7 @@ def check_next(
 class StoreTransaction(Protocol):
     """The transaction of a batch, as far as the user's function may write in it.
 
-    dialect  "sqlite", with ? for values, or "postgresql", with %s
+    dialect  "sqlite", with ? for values; "postgresql" or "mysql", with %s
     """
 
     dialect: str

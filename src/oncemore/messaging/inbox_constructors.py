@@ -1,4 +1,4 @@
-"""Constructors of inboxes: for a JetStream consumer, an SQS queue, an address, and an HTTP endpoint."""
+"""Constructors of inboxes: for queues and streams, an address of one, and an HTTP endpoint."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from oncemore.errors import UsageError
 from oncemore.messaging.inbox_service import Inbox
 from oncemore.messaging.sources.http import DEFAULT_MAX_BYTES, InboxEndpoint
 from oncemore.messaging.sources.jetstream import ACK_WAIT_S, JetStreamSource
+from oncemore.messaging.sources.rabbitmq import RabbitMqSource
 from oncemore.messaging.sources.sqs import VISIBILITY_S, SqsSource
 from oncemore.retries.options import as_seconds
 
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 
 #: The default number of messages in progress, and the default time that they get after a stop.
 DEFAULT_CONCURRENCY, DEFAULT_GRACE_S = 5, 30.0
-_ADDRESS_FORMS = "nats://host:4222/STREAM/CONSUMER, or the URL of an SQS queue"
+_ADDRESS_FORMS = (
+    "nats://host:4222/STREAM/CONSUMER, amqp://host:5672/VHOST?queue=NAME, or the URL of an SQS queue"
+)
 
 
 def jetstream(
@@ -97,6 +100,39 @@ def sqs(
     )  # fmt: skip
 
 
+def rabbitmq(
+    step: Step[..., Any],
+    url: str,
+    *,
+    queue: str,
+    engine: Engine | None = None,
+    key: Callable[[Any], Any] | str | None = None,
+    arguments: Callable[[Any], Mapping[str, Any]] | None = None,
+    concurrency: int = DEFAULT_CONCURRENCY,
+    grace: Seconds = DEFAULT_GRACE_S,
+    prefetch: int | None = None,
+    queue_type: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Inbox:
+    """Return an inbox for a queue of RabbitMQ; a message is acknowledged after its result is stored.
+
+    engine, key, arguments, concurrency, grace   as in `jetstream`; the id of a message is its `message_id`;
+                 without an id and without `key` a message becomes a dead letter
+    prefetch     the number of messages that this inbox holds, in progress or deferred; by default four times
+                 `concurrency`
+    queue_type   "quorum" or "classic": if given, a missing queue is created, durable and of this type
+    options      further attributes of pika's connection parameters: ssl_options, credentials, heartbeat, …
+    """
+    source = RabbitMqSource(
+        url, queue=queue, prefetch=4 * concurrency if prefetch is None else prefetch, queue_type=queue_type,
+        options=options,
+    )  # fmt: skip
+    return Inbox(
+        source, step, engine=engine, key=key, arguments=arguments, concurrency=concurrency,
+        grace_s=as_seconds("grace", grace),
+    )  # fmt: skip
+
+
 def endpoint(
     step: Step[..., Any],
     *,
@@ -134,12 +170,20 @@ def inbox_from_url(step: Step[..., Any], address: str, **options: Any) -> Inbox:
     """Return an inbox for the queue of an address.
 
     nats://host:4222/STREAM/CONSUMER?subjects=orders.>   with subjects, a missing stream is created
+    amqp://host:5672/VHOST?queue=orders                  with queue_type=quorum, a missing queue is created
     https://sqs.eu-central-1.amazonaws.com/1234/orders.fifo
     """
     parts = urlsplit(address)
+    query = parse_qs(parts.query)
+    if parts.scheme in ("amqp", "amqps"):
+        if "queue" not in query or query.keys() - {"queue", "queue_type", "prefetch"}:
+            raise UsageError(f"the address takes {_ADDRESS_FORMS}")
+        if "prefetch" in query:
+            options["prefetch"] = _parse_whole("prefetch", query["prefetch"][0])
+        options.update({name: query[name][0] for name in ("queue", "queue_type") if name in query})
+        return rabbitmq(step, parts._replace(query="").geturl(), **options)
     if parts.scheme in ("nats", "tls"):
         names = [name for name in parts.path.split("/") if name]
-        query = parse_qs(parts.query)
         if len(names) != 2 or query.keys() - {"subjects", "ack_wait"}:
             raise UsageError(f"the address takes {_ADDRESS_FORMS}")
         if "subjects" in query:
@@ -152,3 +196,9 @@ def inbox_from_url(step: Step[..., Any], address: str, **options: Any) -> Inbox:
     if parts.scheme in ("http", "https"):
         return sqs(step, address, **options)
     raise UsageError(f"the address takes {_ADDRESS_FORMS}")
+
+
+def _parse_whole(option: str, text: str) -> int:
+    if not text.isdecimal():
+        raise UsageError(f"{option} is {text!r}; it takes a whole number")
+    return int(text)

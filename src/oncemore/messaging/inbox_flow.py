@@ -40,6 +40,7 @@ class InboxMessage(Value):
     body            the content, as bytes
     headers         header fields or attributes, with names in lower case
     delivery_count  how often it was delivered, according to the queue
+    has_id          whether the id is the sender's; False if the queue has none and the id is only a digest
     """
 
     id: str
@@ -47,6 +48,7 @@ class InboxMessage(Value):
     body: bytes
     headers: Mapping[str, str] = {}
     delivery_count: int = 1
+    has_id: bool = True
 
     def to_record(self) -> dict[str, Any]:
         """Return the message for a dead letter, as readable text if the body is UTF-8."""

@@ -61,6 +61,21 @@ class StepCall(Value):
     correlation_id: str
 
 
+#: Levels of arrays and objects in a message. The limit of the decoder depends on the version of Python.
+MAX_NESTING = 500
+_TOO_DEEP = "the JSON of the message is nested too deeply"
+
+
+def is_nested_deeper(content: Any, limit: int) -> bool:
+    """Return whether a JSON value has more levels of arrays and objects than a limit."""
+    level = [content] if isinstance(content, dict | list) else []
+    while level and limit:
+        members = (value.values() if isinstance(value, dict) else value for value in level)
+        level = [one for values in members for one in values if isinstance(one, dict | list)]
+        limit -= 1
+    return bool(level)
+
+
 def find_message_id(headers: Mapping[str, str]) -> str:
     """Return the id in the headers of a message, or an empty string."""
     if headers.get("oncemore-id"):
@@ -80,7 +95,9 @@ def parse_message(message: InboxMessage) -> ParsedMessage:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UnreadableMessage(f"the message is not JSON: {error}") from None
     except RecursionError:
-        raise UnreadableMessage("the JSON of the message is nested too deeply") from None
+        raise UnreadableMessage(_TOO_DEEP) from None
+    if is_nested_deeper(content, MAX_NESTING):
+        raise UnreadableMessage(_TOO_DEEP)
     correlation_id = next((headers[name] for name in CORRELATION_HEADERS if headers.get(name)), "")
     correlation_id = correlation_id or unquote(headers.get("ce-correlationid", ""))
     field = _find_content_field(headers, content)
@@ -142,6 +159,12 @@ class MessageReader:
             return None
         if callable(self._key):
             return {"content": _call_user_function("key", self._key, content)}
+        if not message.has_id:
+            # Processed under a digest, two equal messages would be taken for one.
+            raise UnreadableMessage(
+                "the message has no id, so that a repeat cannot be recognised; its sender must give it one, "
+                "or the inbox needs key="
+            )
         return {"source": message.source, "message": message.id}
 
     def _name_arguments(self, content: Any) -> Mapping[str, Any]:

@@ -101,7 +101,7 @@ class JetStreamSink:
 
     async def _publish_message(self, subject: str, body: bytes, headers: dict[str, str]) -> None:
         if self._client is None or self._client.is_closed:
-            nats = _import_library("nats", "JetStream needs nats-py: pip install 'oncemore[nats]'")
+            nats = import_library("nats", "JetStream needs nats-py: pip install 'oncemore[nats]'")
             connecting = nats.connect(self._servers, error_cb=ignore_error, **self._options)
             # With unlimited reconnects the first connection would be retried for ever, too.
             self._client = await asyncio.wait_for(connecting, CONNECT_TIMEOUT_S)
@@ -184,14 +184,15 @@ class SqsSink:
 
 def make_sqs_client(queue_url: str) -> Any:
     """Return a boto3 client for the region in a queue's URL."""
-    boto3 = _import_library("boto3", "SQS needs boto3: pip install 'oncemore[aws]'")
+    boto3 = import_library("boto3", "SQS needs boto3: pip install 'oncemore[aws]'")
     # Other hosts, such as a local emulator, do not name a region.
     host = (urlsplit(queue_url).hostname or "").split(".")
     region = host[1] if host[0] == "sqs" and len(host) > 2 else None
     return boto3.client("sqs", region_name=region)
 
 
-def _import_library(name: str, hint: str) -> Any:
+def import_library(name: str, hint: str) -> Any:
+    """Return an optional module; raise `MissingExtra` with the hint if it is not installed."""
     try:
         return import_module(name)
     except ImportError as error:

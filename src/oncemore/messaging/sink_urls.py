@@ -9,6 +9,9 @@
         "nats://host:4222",                                  a subject of JetStream, that of the topic
         { jetstream = "nats://host:4222", subject = "alerts", stream = "OPS" },
         "sqs:https://sqs.eu-central-1.amazonaws.com/1234/alerts.fifo",
+        "amqp://host:5672",                                  a queue of RabbitMQ, that of the topic's name
+        { rabbitmq = "amqp://host:5672", exchange = "alerts", routing_key = "ops" },
+        "kafka://host:9092",                                 a topic of Kafka, that of the event
     ]
 
 The name is part of the topic of a sink's notifications, so that any process with the same settings can send
@@ -24,7 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore._redact import describe_value
 from oncemore.errors import UsageError
+from oncemore.messaging.kafka import KafkaSink
 from oncemore.messaging.queue_sinks import JetStreamSink, SqsSink
+from oncemore.messaging.rabbitmq import RabbitMqSink
 from oncemore.messaging.sinks import CommandSink, JsonLinesSink, WebhookSink
 from oncemore.policy.canonical_json import canonical_digest
 
@@ -39,8 +44,14 @@ MAX_SINKS = 20
 _SINK_OPTIONS = {
     "webhook": ("headers", "timeout", "form", "source", "signing_key"), "file": (), "command": ("timeout",),
     "jetstream": ("subject", "stream", "timeout", "form", "source"), "sqs": (),
+    "rabbitmq": ("exchange", "routing_key", "timeout", "form", "source"),
+    "kafka": ("topic", "timeout", "form", "source"),
 }  # fmt: skip
-_SINK_SCHEMES = {"http": "webhook", "https": "webhook", "nats": "jetstream", "tls": "jetstream"}
+_SINK_SCHEMES = {
+    "http": "webhook", "https": "webhook", "nats": "jetstream", "tls": "jetstream", "amqp": "rabbitmq",
+    "amqps": "rabbitmq", "kafka": "kafka",
+}  # fmt: skip
+_SINK_CLASSES = (WebhookSink, JsonLinesSink, CommandSink, JetStreamSink, SqsSink, RabbitMqSink, KafkaSink)
 _NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -87,7 +98,7 @@ def _parse_sink(entry: Any, where: str, root: Path | None) -> tuple[str, Sink]:
         else:
             raise UsageError(
                 f"{where} is {describe_value(entry)}; it takes https://…, file:path, nats://…, "
-                "sqs:https://…, or a table"
+                "sqs:https://…, amqp://…, kafka://…, or a table"
             )
     if isinstance(entry, dict):
         return _parse_table(entry, where, root)
@@ -127,12 +138,16 @@ def _make_sink(kind: str, target: Any, options: dict[str, Any], root: Path | Non
         return JetStreamSink(target, **options)
     if kind == "sqs":
         return SqsSink(target)
+    if kind == "rabbitmq":
+        return RabbitMqSink(target, **options)
+    if kind == "kafka":
+        return KafkaSink(target, **options)
     return JsonLinesSink((root or Path()) / Path(target).expanduser())
 
 
 def _derive_name(sink: Any) -> str:
     """Return the default name of a sink object: the same in every process that runs the same code."""
-    if isinstance(sink, WebhookSink | JsonLinesSink | CommandSink | JetStreamSink | SqsSink):
+    if isinstance(sink, _SINK_CLASSES):
         kind = type(sink).__name__.removesuffix("Sink")
         # The repr of a webhook hides its path, so two webhooks of one host would get the same name.
         address = sink._display_url if isinstance(sink, WebhookSink) else _read_address(sink)  # noqa: SLF001

@@ -7,7 +7,6 @@ attempt and the signature.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import socket
@@ -22,6 +21,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 from oncemore import clock as clocks
+from oncemore._platform import require_posix, sync_folder
 from oncemore._version import __version__
 from oncemore.errors import PermanentError, TransientError, UsageError
 from oncemore.messaging.message import make_encoder
@@ -177,6 +177,7 @@ class JsonLinesSink:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        require_posix("A file as a sink", "Here, take a webhook or a queue")
         # Absolute now: the program may change its working directory later.
         self._path = os.path.abspath(os.fspath(path))  # noqa: PTH100
 
@@ -195,11 +196,14 @@ class JsonLinesSink:
             _append_line(file, line)
         finally:
             os.close(file)
-        _sync_folder(self._path)
+        # A new file's name is durable only after its folder is.
+        sync_folder(os.path.dirname(self._path))  # noqa: PTH120
 
 
 def _lock_file(file: int, path: str) -> None:
     """Lock a file exclusively; raise `TimeoutError` if another process holds the lock too long."""
+    import fcntl
+
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:
@@ -227,15 +231,6 @@ def _append_line(file: int, line: bytes) -> None:
         raise
 
 
-def _sync_folder(path: str) -> None:
-    """Sync the folder of a file: a new file's name is durable only then."""
-    folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)  # noqa: PTH120
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 class CommandSink:
     """Runs a program for each event, with its JSON on standard input; exit code 0 means delivered.
 
@@ -247,6 +242,7 @@ class CommandSink:
     """
 
     def __init__(self, argv: Sequence[str], *, timeout: float = 30.0) -> None:
+        require_posix("A program as a sink", "Here, take a webhook or a queue")
         words = () if isinstance(argv, str | bytes) else tuple(argv)
         if not words or not all(isinstance(word, str) and "\0" not in word for word in words) or not words[0]:
             # The arguments are not shown: one of them may be a password.

@@ -79,7 +79,7 @@ def report_carbon(
     """
     if not 1 <= limit <= MAX_LIMIT:
         raise UsageError(f"limit is {limit}; it takes 1 to {MAX_LIMIT}.")
-    decisions = _group_decisions(list_decisions(engine))
+    decisions = group_decisions(list_decisions(engine))
     selected: list[tuple[dict[str, Any], str]] = []
     for entity in _find_entities(engine, key, since):
         # The start of an attempt counts at any time: it tells whether the attempt was the first of its run.
@@ -131,7 +131,7 @@ def _read_records(engine: Engine, entity: str) -> Iterator[tuple[dict[str, Any],
 def _make_row(record: dict[str, Any], policy: str, decisions: dict[str, list[MatrixDecision]]) -> CarbonRow:
     names = ("at", "run_id", "attempt", "state")
     fields = {name: record[name] for name in names}
-    in_force = find_in_force(decisions.get(_matrix_name(policy), []), record["at"])
+    in_force = find_in_force(decisions.get(name_matrix(policy), []), record["at"])
     row = CarbonRow(
         **fields,
         key=record["idempotency_key"],
@@ -143,7 +143,7 @@ def _make_row(record: dict[str, Any], policy: str, decisions: dict[str, list[Mat
     return row._replace(decision=in_force.id, action=in_force.action, reason=in_force.sentence)
 
 
-def _matrix_name(policy: str) -> str:
+def name_matrix(policy: str) -> str:
     """Return the name of a policy's matrix: that of its profile, without policy, provider and version."""
     return policy.split("/", 1)[0].split("@", 1)[0]
 
@@ -154,7 +154,8 @@ def find_in_force(decisions: list[MatrixDecision], at: float) -> MatrixDecision 
     return decisions[position - 1] if position else None
 
 
-def _group_decisions(decisions: list[MatrixDecision]) -> dict[str, list[MatrixDecision]]:
+def group_decisions(decisions: list[MatrixDecision]) -> dict[str, list[MatrixDecision]]:
+    """Return decisions by the name of their matrix."""
     groups: dict[str, list[MatrixDecision]] = {}
     for decision in decisions:
         groups.setdefault(decision.name, []).append(decision)

@@ -28,12 +28,17 @@ class OptionalPart(NamedTuple):
 #: The extras for users, as in pyproject.toml; a test compares them. Those for development are left out.
 OPTIONAL_PARTS = (
     OptionalPart("postgres", "psycopg", "a store in PostgreSQL"),
+    OptionalPart("mysql", "PyMySQL", "a store in MySQL or MariaDB"),
     OptionalPart("nats", "nats-py", "a store, events and messages in NATS JetStream"),
     OptionalPart("aws", "boto3", "events and messages in SQS"),
+    OptionalPart("rabbitmq", "pika", "events and messages in RabbitMQ"),
+    OptionalPart("kafka", "confluent-kafka", "events in Kafka"),
+    OptionalPart("django", "django", "idempotent endpoints in Django"),
     OptionalPart("http", "httpx2", "an HTTP client for oncemore.http.Transport"),
     OptionalPart("cron", "cronsim", "schedules as cron expressions"),
     OptionalPart("otel", "opentelemetry-api", "traces and metrics for OpenTelemetry"),
     OptionalPart("prometheus", "prometheus-client", "metrics for Prometheus"),
+    OptionalPart("sentry", "sentry-sdk", "breadcrumbs and failed runs in Sentry"),
     OptionalPart("fits", "astropy", "spectra of the nova-cat profile"),
     OptionalPart("sign", "cryptography", "signed policies and checkpoints"),
     OptionalPart("sigstore", "sigstore", "policies signed with Sigstore"),

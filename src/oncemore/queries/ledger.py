@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 
 from oncemore._values import Value
@@ -11,7 +10,7 @@ from oncemore.queries.entries import read_body
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from oncemore.governance.keys import VerifyKey
     from oncemore.governance.ledger_verify import LedgerReport
@@ -41,16 +40,6 @@ class RecordedDecision(Value):
     reason: str
     entity: str
     seq: int
-
-
-class LedgerVerdict(Value):
-    """The result of verifying a log: a report, or the first fault; both empty while it runs."""
-
-    started_at: float
-    by: str
-    ended_at: float = 0.0
-    report: LedgerReport | None = None
-    fault: str = ""
 
 
 def list_checkpoints(engine: Engine) -> list[CheckpointRow]:
@@ -122,15 +111,21 @@ def load_ledger_keys() -> list[VerifyKey]:
     return [load_verify_key(public)] if public is not None and public.exists() else []
 
 
-def verify_now(engine: Engine, keys: Sequence[VerifyKey], by: str) -> LedgerVerdict:
-    """Verify every chain, head and checkpoint of a log; return the report or the first fault."""
-    from oncemore.errors import Error
+def verify_now(
+    engine: Engine, keys: Sequence[VerifyKey], progress: Callable[[int, int], object]
+) -> LedgerReport:
+    """Verify every chain, head and checkpoint of a log; raise the first fault.
+
+    progress  called with the number of entries that were verified, and of all entries
+    """
     from oncemore.governance.ledger_verify import verify_ledger
 
-    # The time of this machine: the result is about this dashboard, and not about the log.
-    started_at = time.time()
-    try:
-        report = verify_ledger(engine, keys)
-    except Error as error:
-        return LedgerVerdict(started_at, by, time.time(), fault=str(error))
-    return LedgerVerdict(started_at, by, time.time(), report)
+    total, verified = engine.store.wait_for_change(0, 0.0), 0
+
+    def count_page(page: list[Entry]) -> None:
+        nonlocal verified
+        verified += len(page)
+        # Entries that came since then are verified too.
+        progress(min(verified, total), total)
+
+    return verify_ledger(engine, keys, on_page=count_page)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: The number of heads that are counted; more are shown as "1,000+".
 MAX_COUNTED = 1_000
+#: The number of lost attempts that are shown one by one.
+MAX_LOST = 2
 #: The number of rows of one kind of trouble that are shown.
 MAX_SHOWN = 8
 FAR_FUTURE = float("inf")
@@ -32,7 +34,8 @@ class AttentionItem(Value):
     """Something that waits for an operator or for a worker.
 
     kind     held, escalation, lost, overdue, stopped, breaker, switch or dead_letter
-    subject  the id by which its page finds it: a run id, an escalation id, a breaker, a switch, an event id
+    subject  the id by which its page finds it: a run id, an escalation id, a breaker, a switch, an event id;
+             empty for several attempts
     title    what is stuck; `detail` says why
     advice   the action that helps
     """
@@ -205,12 +208,22 @@ def _describe_escalation(escalation: object) -> AttentionItem:
 def _describe_lost(
     running: Sequence[OngoingAttempt], workers: Sequence[WorkerRow]
 ) -> Iterator[AttentionItem]:
-    """Yield the attempts whose worker is gone: the next worker takes them over, if there is one."""
+    """Yield the attempts whose worker is gone: the next worker takes them over, if there is one.
+
+    Several of them are one item, because one action helps all of them.
+    """
     alive = {worker.name for worker in workers if not worker.is_gone}
     # An attempt without a name was read from a log of an earlier version.
     lost = [attempt for attempt in running if attempt.worker and attempt.worker not in alive]
     advice = "A worker takes it over." if alive else "No worker runs: start one (oncemore worker MODULE)."
-    for attempt in lost[:MAX_SHOWN]:
+    if len(lost) > MAX_LOST:
+        steps = ", ".join(sorted({attempt.step for attempt in lost})[:MAX_SHOWN])
+        title, detail = f"{len(lost):,} attempts", f"They lost their workers: {steps}."
+        yield AttentionItem(
+            "lost", "", title, detail, lost[0].began_at, advice.replace("it over", "them over")
+        )
+        return
+    for attempt in lost:
         detail = f"Attempt {attempt.number} lost its worker."
         yield AttentionItem("lost", attempt.key, attempt.step, detail, attempt.began_at, advice)
 
@@ -235,7 +248,7 @@ def _describe_breakers(engine: Engine) -> Iterator[AttentionItem]:
     for breaker in list_breakers(engine):
         # A closed one needs no attention.
         if breaker.state != "CLOSED":
-            detail = f"{breaker.state.replace('_', ' ').lower()} after {breaker.failures} failures"
+            detail = f"{breaker.state.replace('_', ' ').capitalize()} after {breaker.failures} failures"
             yield AttentionItem(
                 kind="breaker",
                 subject=breaker.name,

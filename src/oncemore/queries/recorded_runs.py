@@ -52,6 +52,7 @@ class RecordedRunFilter(Value):
     policy: str = ""
     priority: str = ""
     tenant: str = ""
+    pipeline: str = ""
 
 
 def load_recorded_runs(
@@ -115,6 +116,7 @@ def _matches_filter(run: RecordedRun, wanted: RecordedRunFilter) -> bool:
         and wanted.step in ("", run.step)
         and wanted.priority in ("", run.priority)
         and wanted.tenant in ("", run.tenant)
+        and wanted.pipeline in ("", run.pipeline)
     )
 
 
@@ -176,6 +178,7 @@ class KeyReader:
         self._attempts: list[RecordedAttempt] = []
         self._complete_cfg: str | None = None
         self._state_at = self._last_at = 0.0
+        self._pipeline = ""
 
     def add_entry(self, entry: Entry, header: EntryHeader) -> None:
         """Add the next entry of the key."""
@@ -183,6 +186,9 @@ class KeyReader:
         if before is not None and before.run_id != run.run_id:
             self._end_run(before)
             before = None
+        if before is None:
+            # Only the first entry of a run names its pipeline.
+            self._pipeline = str(_read_body_or_nothing(entry).get("pipeline") or run.step)
         if before is None or before.state != run.state:
             self._state_at = header.at
         self._run, self._last_at = run, header.at
@@ -190,10 +196,7 @@ class KeyReader:
             # The claim has the start of the attempt; the entry that ends it may change the fields.
             self._begun = run
         elif self._begun is not None and run.state != "RUNNING":
-            try:
-                body = read_body(entry, load_cipher())
-            except UsageError:  # encrypted, and the key is missing
-                body = {}
+            body = _read_body_or_nothing(entry)
             self._attempts.append(_make_attempt(entry.seq, self._begun, run, header.at, body, self._policies))
             self._begun = None
 
@@ -228,11 +231,20 @@ class KeyReader:
             error_class=codes[-1] if codes else "",
             tenant=run.tenant,
             provider=run.provider,
+            pipeline=self._pipeline,
         )
         self._runs.append(recorded)
         self._attempts, self._begun = [], None
         if run.state == "COMPLETE":
             self._complete_cfg = run.cfg_hash
+
+
+def _read_body_or_nothing(entry: Entry) -> dict[str, Any]:
+    """Return the body of an entry; empty if it is encrypted and the key is missing."""
+    try:
+        return read_body(entry, load_cipher())
+    except UsageError:
+        return {}
 
 
 def _make_attempt(

@@ -19,6 +19,7 @@ from oncemore.queries.runs import (
     check_filter,
     list_runs,
     list_stored_states,
+    load_arguments,
     make_row,
     matches_filter,
     read_heads,
@@ -47,6 +48,11 @@ class RunPage(Value):
     rows: tuple[RunRow, ...]
     next_before: int | None = None
     searched_to: float | None = None
+
+
+def add_arguments(store: Store, page: RunPage) -> RunPage:
+    """Return a page whose rows have their arguments; that takes one more read for each."""
+    return page._replace(rows=tuple(row._replace(arguments=load_arguments(store, row)) for row in page.rows))
 
 
 def load_run_page(
@@ -92,6 +98,21 @@ def _read_windows(store: Store, wanted: RunFilter) -> Iterator[tuple[int, Iterat
 def _make_page(rows: Sequence[RunRow], limit: int) -> RunPage:
     shown = tuple(rows[:limit])
     return RunPage(shown, shown[-1].seq if len(rows) > limit else None)
+
+
+def describe_arguments(row: RunRow) -> str:
+    """Return the arguments of a run as `name=value`; for a program, the key that the caller gave."""
+    import json
+
+    arguments = row.arguments
+    if not isinstance(arguments, dict):
+        return "" if arguments is None else str(arguments)
+    if "command" in arguments and isinstance(arguments.get("key"), str):
+        return str(arguments["key"])
+    return ", ".join(
+        f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)}"
+        for name, value in arguments.items()
+    )
 
 
 def _find_time(store: Store, seq: int) -> float:

@@ -299,8 +299,8 @@ def find_run(store: Store, name: str) -> FoundRun:
         raise UsageError(
             f"{name!r} is too short for a run; give {MIN_NAME_LENGTH} characters or more of its id."
         )
-    # From the cheapest search to the most expensive one.
-    for search in (_find_by_key, _find_by_id, _find_by_time):
+    # From the cheapest search to the most expensive one, which reads all heads.
+    for search in (_find_by_key, _find_by_time, _find_by_id):
         runs = list(search(store, name))
         if len(runs) > 1 and all(run.entity != f"run/{name}" for run in runs):
             examples = ", ".join(
@@ -335,20 +335,31 @@ def _find_by_id(store: Store, name: str) -> Iterator[FoundRun]:
 
 
 def _find_by_time(store: Store, name: str) -> Iterator[FoundRun]:
-    """Search the log for an earlier run of a key, at the time that its id begins with (UUIDv7)."""
+    """Search the log for the first entry of a run, at the time that its id begins with (UUIDv7)."""
     from oncemore.log.entry_codec import decode_header
 
     digits = name.replace("-", "")
     if not re.fullmatch(r"[0-9a-f]{12,32}", digits):
         return
     at = int(digits[:12], 16) / 1000.0
-    for entry in store.read_entries(after=find_seq(store, at - 1.0)):
+    for number, entry in enumerate(store.read_entries(after=find_seq(store, at - 1.0))):
+        # Most headers do not contain the id, and need not be decoded; the time is looked at now and then.
+        is_match = name.encode() in entry.header and entry.entity.startswith("run/")
+        if not is_match and number % 100:
+            continue
         header = decode_header(entry.header)
         # The id is made before the entry is written; a minute covers a slow store.
         if header.at > at + 60.0:
             return
-        if str(header.sets.get("run_id", "")).startswith(name) and entry.entity.startswith("run/"):
+        if is_match and str(header.sets.get("run_id", "")).startswith(name):
             yield FoundRun(entry.entity, header.sets["run_id"])
+            # No second run has a whole id.
+            if len(digits) == 32:
+                return
+
+
+#: The number of last log entries whose runs and steps are suggested.
+NEWEST_ENTRIES = 10_000
 
 
 # Shell completion -----------------------------------------------------------------------------------
@@ -370,4 +381,7 @@ def complete_step_names(store: Store, prefix: str) -> list[str]:
 def _newest_heads(store: Store, state: str | None) -> Iterator[Head]:
     from oncemore.log.store import HeadQuery
 
-    return iter(store.list_heads(HeadQuery("run", state=state, newest_first=True, limit=500)))
+    # Failed and held heads have an index; all others are found at the end of the log, or not at all.
+    after_seq = max(0, store.wait_for_change(0, 0.0) - NEWEST_ENTRIES) if state is None else 0
+    query = HeadQuery("run", state=state, newest_first=True, after_seq=after_seq, limit=500)
+    return iter(store.list_heads(query))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from oncemore._values import Value
@@ -71,7 +71,7 @@ def list_schedules(engine: Engine) -> list[tuple[ScheduleView, ScheduleRecord]]:
         view = ScheduleView(
             name=record.name,
             step=record.step,
-            times=record.expression or f"every {timedelta(seconds=record.every_s)}",
+            times=record.expression or _describe_interval(record.every_s),
             tz=record.tz,
             missed=record.missed,
             last_tick=format_tick(record.last_tick) if record.last_tick else None,
@@ -109,3 +109,11 @@ def _make_queue_view(engine: Engine, name: str, slots: list[tuple[int, QueueSlot
         steps=tuple(sorted({run.step for _, run in active if run is not None})),
         keys=tuple(slot.run_entity.removeprefix("run/") for slot, _ in active),
     )
+
+
+def _describe_interval(seconds: float) -> str:
+    """Return the time between two ticks in words, in its largest whole unit."""
+    for unit, size in (("days", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size and seconds % size == 0:
+            return f"every {seconds / size:g} {unit}"
+    return f"every {seconds:g} s"

@@ -31,6 +31,8 @@ LOW_DISK_BYTES, LARGE_WAL_BYTES = 1 << 30, 256 << 20
 #: Notes of a store that deserve a warning: words in the note → the name of the check, and advice.
 _NOTE_ADVICE = {
     "synchronous standby": ("standby", "set synchronous_standby_names, if you fail over to replicas"),
+    "semi-synchronous replica": ("replica", "set rpl_semi_sync_master_enabled, if you fail over to replicas"),
+    "never run with MySQL": ("server", "try your work with it first, or use MariaDB"),
     "one replica": ("replicas", "keep the log on three servers: ?replicas=3, in a cluster of three or more"),
     "were asked how they sync": ("monitoring", "?monitor=http://a:8222,http://b:8222,http://c:8222"),
 }
@@ -79,7 +81,7 @@ def _check_durability(store: Store) -> Iterator[DoctorCheck]:
                 "cannot",
             )
         return
-    # These words come from `describe_store` of the PostgreSQL and NATS stores.
+    # These words come from `describe_store` of the stores on servers.
     is_weak, is_unknown = "power loss can take away" in facts.durable, "unverified" in facts.durable
     advice = "correct this setting on the server" if is_weak else ""
     if is_unknown:

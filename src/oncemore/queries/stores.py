@@ -10,8 +10,10 @@ import os
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from oncemore._platform import require_posix
 from oncemore.config import MEMORY, SQLITE, artifact_folder
 from oncemore.errors import StoreError, UsageError
+from oncemore.log.open_store import STORE_FORMS, find_server_opener
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,6 +42,14 @@ def open_existing(store: str | None) -> Engine:
     # Only a file can be missing here; a server is created or refused when it is connected.
     if engine.url.startswith(SQLITE) and not Path(engine.url.removeprefix(SQLITE)).exists():
         raise _store_missing(Path(engine.url.removeprefix(SQLITE)))
+    return engine
+
+
+def open_for_viewing(store: str | None) -> Engine:
+    """Return an engine on an existing store that is open for reading: nothing can write through it."""
+    engine = open_or_create(store)
+    # An engine opens its store for writing; with one that is open already, it never does.
+    engine.opened_store = _open_read_only_store(store_address(store))
     return engine
 
 
@@ -78,35 +88,6 @@ def settings_for(url: str | None = None) -> EngineSettings:
     return load_settings(given=("store",))._replace(store=url)
 
 
-def _open_postgres(url: str, *, read_only: bool) -> Store:
-    if read_only:
-        from oncemore.log.postgres.store import ReadOnlyPostgresStore
-
-        return ReadOnlyPostgresStore(url)
-    from oncemore.log.postgres.store import PostgresStore
-
-    return PostgresStore(url)
-
-
-def _open_nats(url: str, *, read_only: bool) -> Store:
-    if read_only:
-        from oncemore.log.nats.store import ReadOnlyNatsStore
-
-        return ReadOnlyNatsStore(url)
-    from oncemore.log.nats.store import NatsStore
-
-    return NatsStore(url)
-
-
-#: Functions that open a store on a server, by the scheme of its URL.
-SERVER_OPENERS = {
-    "postgresql": _open_postgres,
-    "postgres": _open_postgres,
-    "nats": _open_nats,
-    "tls": _open_nats,
-}
-
-
 def store_address(url: str | None = None) -> str:
     """Return the URL of a store: the given one, or the one of the settings."""
     # Loading the settings takes longer than everything else here, so they are loaded only if needed.
@@ -126,7 +107,7 @@ def open_for_repair(url: str | None = None) -> Iterator[Store]:
     address = store_address(url)
     # Opening for writing would create a missing store; opening for reading refuses it.
     _open_read_only_store(address).close()
-    open_server = SERVER_OPENERS.get(address.partition("://")[0])
+    open_server = find_server_opener(address)
     if open_server is not None:
         opened = open_server(address, read_only=False)
     else:
@@ -143,18 +124,16 @@ def store_path(url: str) -> Path:
         raise UsageError("memory: is a store inside one process; another process cannot read it")
     if "://" in url and not url.startswith(SQLITE):
         scheme = url.partition("://")[0]
-        raise UsageError(
-            f"{scheme}:// is not a store; use sqlite:///path, postgresql://host/database or "
-            "nats://host/namespace"
-        )
+        raise UsageError(f"{scheme}:// is not a store; use {STORE_FORMS}")
     return Path(url.removeprefix(SQLITE)).expanduser().absolute()
 
 
 def _open_read_only_store(url: str) -> Store:
-    open_server = SERVER_OPENERS.get(url.partition("://")[0])
+    open_server = find_server_opener(url)
     if open_server is not None:
         return open_server(url, read_only=True)
     path = store_path(url)
+    require_posix(f"{path} is a file, which", "Here, name a server with --store or ONCEMORE_STORE")
     if not path.is_file():
         raise _store_missing(path)
     if not os.access(path, os.R_OK):
@@ -177,7 +156,7 @@ def folder_of(url: str | None = None) -> FolderBackend | None:
     from oncemore.artifacts.backends import FolderBackend
 
     settings = settings_for(url)
-    is_file = settings.store.partition("://")[0] not in SERVER_OPENERS and settings.store != MEMORY
+    is_file = find_server_opener(settings.store) is None and settings.store != MEMORY
     store = f"{SQLITE}{store_path(settings.store)}" if is_file else settings.store
     path = artifact_folder(store, settings.artifacts)
     return None if path is None else FolderBackend(path)

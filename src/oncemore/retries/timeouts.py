@@ -7,12 +7,12 @@ keep a program from ending. A forked child starts without helpers, because threa
 
 from __future__ import annotations
 
-import os
 import threading
 from _queue import Empty, SimpleQueue
 from contextvars import copy_context
 
 from oncemore import clock as clocks
+from oncemore._platform import run_after_fork
 from oncemore.errors import AttemptTimeout
 from oncemore.log.group_commit import InterruptShield
 from oncemore.retries.deadlines import AbandonedCall, timeout_error
@@ -131,4 +131,4 @@ def _reset_after_fork() -> None:
     _stragglers.clear()
 
 
-os.register_at_fork(after_in_child=_reset_after_fork)
+run_after_fork(_reset_after_fork)

@@ -76,6 +76,7 @@ class RecordedRun(Value):
     held_for   the reason why it waits for a person; empty if it does not
     reason     the reason of its last state
     error_class  the code of its last failure
+    pipeline   the pipeline of the step; the step itself if none was recorded
     """
 
     run_id: str
@@ -95,6 +96,7 @@ class RecordedRun(Value):
     error_class: str = ""
     tenant: str = ""
     provider: str = ""
+    pipeline: str = ""
 
     @property
     def open(self) -> bool:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import random
 from contextvars import ContextVar
-from os import register_at_fork
 from typing import TYPE_CHECKING, Any
 
 from msgspec.json import encode
 
+from oncemore._platform import run_after_fork
 from oncemore.artifacts.artifact import make_label
 from oncemore.errors import LeaseLost, UsageError
 from oncemore.log.record import ArtifactRecord, EventRecord
@@ -227,7 +227,7 @@ class Attempt:
         """Write to your own tables in the store's database, in the transaction that stores COMMIT.
 
         write  called with the transaction after the function has returned: `tx.execute(sql, values)`. It may
-               take one second, because all other writers wait for it. On SQLite and PostgreSQL only.
+               take one second, because all other writers wait for it. Not on NATS.
         """
         self._check_transactional("on_commit", "transaction", self.mark)
         if not callable(write):
@@ -382,7 +382,7 @@ def _count_fork() -> None:
     _fork_count[0] += 1
 
 
-register_at_fork(after_in_child=_count_fork)
+run_after_fork(_count_fork)
 CURRENT: ContextVar[RunningAttempt | None] = ContextVar("oncemore.current", default=None)
 
 

@@ -150,7 +150,7 @@ class AttemptStorage:
         """Refuse `on_commit` on a store without SQL transactions."""
         if not self.call.store.supports_joined_writes:
             raise UsageError(
-                f"{step}: current().on_commit() needs a store in SQLite or PostgreSQL; this one is "
+                f"{step}: current().on_commit() needs a store in SQLite, PostgreSQL or MySQL; this one is "
                 f"{self.call.engine.url}. current().transaction(connection) works with every store"
             )
 

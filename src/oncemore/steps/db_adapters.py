@@ -1,8 +1,8 @@
 """Adapters for connections to the user's own database, for transactional steps (`steps.transactions`).
 
-There are adapters for sqlite3, apsw, psycopg, SQLAlchemy (connections and sessions) and Django; psycopg and
-SQLAlchemy also with async connections. The adapter is chosen by the class of the connection, among the
-libraries that the program has imported: this module imports none of them.
+There are adapters for sqlite3, apsw, psycopg, PyMySQL, SQLAlchemy (connections and sessions) and Django;
+psycopg and SQLAlchemy also with async connections. The adapter is chosen by the class of the connection,
+among the libraries that the program has imported: this module imports none of them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from oncemore.steps.transactions import DatabaseAdapter
 
 #: The databases of SQLAlchemy and Django connections with the SQL that `steps.transactions` uses.
-DATABASES = ("sqlite", "postgresql")
+ALCHEMY_DATABASES = {"sqlite": "sqlite", "postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql"}
+DJANGO_DATABASES = {"sqlite": "sqlite", "postgresql": "postgresql"}
 
 
 class Sqlite3Adapter:
     """sqlite3 of the standard library, with explicit BEGIN, COMMIT and ROLLBACK."""
 
-    awaits, sqlite = False, True
+    awaits, dialect = False, "sqlite"
 
     def __init__(self, connection: Any) -> None:
         # In this mode a transaction is always open: `in_transaction` says nothing about pending rows.
@@ -73,7 +74,7 @@ class ApswAdapter(Sqlite3Adapter):
 class PsycopgAdapter:
     """psycopg, blocking or async; without autocommit the first statement begins the transaction."""
 
-    sqlite = False
+    dialect = "postgresql"
 
     def __init__(self, connection: Any, *, awaits: bool) -> None:
         self._connection, self.awaits = connection, awaits
@@ -102,6 +103,39 @@ class PsycopgAdapter:
         yield DatabaseReply(self._connection.rollback())
 
 
+class PymysqlAdapter:
+    """PyMySQL, with an explicit BEGIN in every mode."""
+
+    awaits, dialect = False, "mysql"
+    #: The bit of the server's status that says that a transaction is open.
+    _IN_TRANSACTION = 1
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def execute_sql(self, sql: str, values: Sequence[Any] = ()) -> Script[Any]:
+        """Run a statement; return its rows and the number of changed rows."""
+        with self._connection.cursor() as cursor:
+            yield DatabaseReply(cursor.execute(sql.replace("?", "%s"), tuple(values)))
+            return list(cursor.fetchall()) if cursor.description else [], cursor.rowcount
+
+    def in_transaction(self) -> bool:
+        """Return whether a transaction is open."""
+        return bool(self._connection.server_status & self._IN_TRANSACTION)
+
+    def begin(self) -> Script[Any]:
+        """Begin a transaction."""
+        yield DatabaseReply(self._connection.begin())
+
+    def commit(self) -> Script[Any]:
+        """Commit the transaction."""
+        yield DatabaseReply(self._connection.commit())
+
+    def rollback(self) -> Script[Any]:
+        """Roll the transaction back, if there is one."""
+        yield DatabaseReply(self._connection.rollback())
+
+
 class SqlAlchemyAdapter:
     """SQLAlchemy: a connection or a session, blocking or async."""
 
@@ -109,8 +143,7 @@ class SqlAlchemyAdapter:
         self._connection, self.awaits = connection, awaits
         session = getattr(connection, "sync_session", connection)
         bind = session.get_bind() if hasattr(session, "get_bind") else session
-        _check_dialect(bind.dialect.name)
-        self.sqlite = bind.dialect.name == "sqlite"
+        self.dialect = _find_dialect(bind.dialect.name, ALCHEMY_DATABASES)
 
     def execute_sql(self, sql: str, values: Sequence[Any] = ()) -> Script[Any]:
         """Run a statement; return its rows and the number of changed rows."""
@@ -133,16 +166,24 @@ class SqlAlchemyAdapter:
     def begin(self) -> Script[Any]:
         """Begin a transaction; refuse a connection in autocommit."""
         yield DatabaseReply(self._connection.begin())
-        connection = self._connection
-        if hasattr(connection, "flush"):
-            connection = yield DatabaseReply(connection.connection())
-        raw = getattr(connection, "sync_connection", connection).connection.dbapi_connection
         # SQLAlchemy says that a transaction has begun; in AUTOCOMMIT the driver commits each statement.
-        if raw.isolation_level is None if self.sqlite else raw.autocommit:
+        if (yield from self._is_autocommit()):
             yield DatabaseReply(self._connection.rollback())
             raise UsageError(
                 "current().transaction() needs transactions; this SQLAlchemy connection is in AUTOCOMMIT"
             )
+
+    def _is_autocommit(self) -> Script[bool]:
+        if (
+            self.dialect == "mysql"
+        ):  # the drivers for MySQL have no common name for it, so the server is asked
+            (((autocommit,),), _) = yield from self.execute_sql("SELECT @@autocommit")
+            return bool(autocommit)
+        connection = self._connection
+        if hasattr(connection, "flush"):
+            connection = yield DatabaseReply(connection.connection())
+        raw = getattr(connection, "sync_connection", connection).connection.dbapi_connection
+        return bool(raw.isolation_level is None if self.dialect == "sqlite" else raw.autocommit)
 
     def commit(self) -> Script[Any]:
         """Commit the transaction."""
@@ -159,8 +200,7 @@ class DjangoAdapter:
     awaits = False
 
     def __init__(self, connection: Any) -> None:
-        _check_dialect(connection.vendor)
-        self.sqlite = connection.vendor == "sqlite"
+        self.dialect = _find_dialect(connection.vendor, DJANGO_DATABASES)
         self._connection = connection
         self._atomic: Any = None
 
@@ -202,14 +242,15 @@ def adapt_connection(connection: Any) -> DatabaseAdapter:
         if connection_class is not None and isinstance(connection, connection_class):
             return make_adapter(connection)
     raise UsageError(
-        "current().transaction() takes a connection of sqlite3, apsw, psycopg, SQLAlchemy or Django; a "
-        f"{type(connection).__module__}.{type(connection).__qualname__} is none of them"
+        "current().transaction() takes a connection of sqlite3, apsw, psycopg, PyMySQL, SQLAlchemy or "
+        f"Django; a {type(connection).__module__}.{type(connection).__qualname__} is none of them"
     )
 
 
-def _check_dialect(name: str) -> None:
-    if name not in DATABASES:
-        raise UsageError(f"current().transaction() knows {' and '.join(DATABASES)}; this database is {name}")
+def _find_dialect(name: str, known: dict[str, str]) -> str:
+    if name not in known:
+        raise UsageError(f"current().transaction() knows {', '.join(known)} here; this database is {name}")
+    return known[name]
 
 
 #: The module and name of each connection class, and its adapter.
@@ -218,6 +259,7 @@ _ADAPTERS: tuple[tuple[str, str, Callable[[Any], DatabaseAdapter]], ...] = (
     ("apsw", "Connection", ApswAdapter),
     ("psycopg", "Connection", lambda connection: PsycopgAdapter(connection, awaits=False)),
     ("psycopg", "AsyncConnection", lambda connection: PsycopgAdapter(connection, awaits=True)),
+    ("pymysql.connections", "Connection", PymysqlAdapter),
     ("sqlalchemy.engine", "Connection", lambda connection: SqlAlchemyAdapter(connection, awaits=False)),
     ("sqlalchemy.orm", "Session", lambda connection: SqlAlchemyAdapter(connection, awaits=False)),
     (

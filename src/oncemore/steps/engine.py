@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from oncemore import clock as clocks
 from oncemore._listeners import publish_event
+from oncemore._platform import run_after_fork
 from oncemore.artifacts.store import Artifacts, ArtifactStore
 from oncemore.config import (
     INLINE_WAIT_S,
@@ -40,6 +40,7 @@ from oncemore.steps.restored_copy import NOT_CHECKED, RestoredCopyCheck
 from oncemore.telemetry.meter import DEFAULT_SETTINGS, make_telemetry
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Sequence
     from typing import Self
 
@@ -395,5 +396,5 @@ def _close_engines_at_exit() -> None:
         engine.close()
 
 
-os.register_at_fork(after_in_child=_reset_engines_after_fork)
+run_after_fork(_reset_engines_after_fork)
 atexit.register(_close_engines_at_exit)

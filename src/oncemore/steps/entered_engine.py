@@ -6,11 +6,11 @@ that the process has entered.
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
+from oncemore._platform import run_after_fork
 from oncemore.errors import UsageError
 
 if TYPE_CHECKING:
@@ -78,4 +78,4 @@ def _after_fork() -> None:
     _entered[:] = dict.fromkeys(ENTERED_ENGINES.get()) or _entered
 
 
-os.register_at_fork(after_in_child=_after_fork)
+run_after_fork(_after_fork)

@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from oncemore import clock as clocks
+from oncemore._platform import get_host_name
 from oncemore.config import HEARTBEATS_PER_LEASE, LEASE_S
 from oncemore.errors import StoreError
 from oncemore.log.entry_codec import decode_head, encode_entry, new_nonce, new_uuid7
@@ -133,9 +134,7 @@ class WorkerIdentity:
             now = self._now()
             began = self._state.started_at if self._state else now
             self._append_state(
-                WorkerRecord(
-                    "ALIVE", now + self._lease_s, self._lease_s, os.uname().nodename, os.getpid(), began
-                )
+                WorkerRecord("ALIVE", now + self._lease_s, self._lease_s, get_host_name(), os.getpid(), began)
             )
 
     def keep_alive(self, interval_s: float) -> Self:

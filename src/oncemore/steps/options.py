@@ -10,6 +10,7 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from oncemore._platform import require_posix
 from oncemore.artifacts.artifact import check_name
 from oncemore.config import POLICY_REQUIRED
 from oncemore.errors import UsageError
@@ -89,6 +90,7 @@ class StepOptions:
         self.requires_approval = _check_bool("requires_approval", options["requires_approval"])
         self.isolate = _check_isolate(options["isolate"], self.colour, self.effect)
         if self.isolate:
+            require_posix("isolate='process'", "Without it, a time limit is kept by a helper thread")
             from oncemore.steps.isolation import address_of
 
             address_of(self.name, function)

@@ -122,6 +122,12 @@ _LINES: dict[type, tuple[int, Callable[[Any], str]]] = {
 QUIET_EVENTS = frozenset(kind for kind, (level, _) in _LINES.items() if level == logging.DEBUG)
 
 
+def describe_event(event: RunEvent) -> tuple[int, str]:
+    """Return the level and the sentence of an event."""
+    level, describe = _LINES[type(event)]
+    return level, describe(event)
+
+
 def log_event(event: RunEvent) -> None:
     """Log an event of a run, if its level is enabled."""
     level, describe = _LINES[type(event)]

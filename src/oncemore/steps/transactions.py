@@ -55,6 +55,22 @@ RAISE = (
 LOOK = f"SELECT fence, applied, result FROM {TABLE} WHERE step = ? AND key = ?"  # noqa: S608
 MARK = f"UPDATE {TABLE} SET applied = 1, result = ? WHERE step = ? AND key = ? AND fence = ? AND applied = 0"  # noqa: S608
 
+#: The same for MySQL, where `key` is a reserved word, TEXT ends at 64 KB, comparisons of text ignore case,
+#: and another engine than InnoDB would have no transactions.
+MYSQL_STATEMENTS = {
+    CREATE: (
+        f"CREATE TABLE IF NOT EXISTS {TABLE}(step VARBINARY(800) NOT NULL, `key` VARBINARY(64) NOT NULL, "
+        "fence BIGINT NOT NULL, applied INTEGER NOT NULL, result LONGTEXT CHARACTER SET utf8mb4, "
+        "PRIMARY KEY(step, `key`)) ENGINE = InnoDB"
+    ),
+    RAISE: (
+        f"INSERT INTO {TABLE}(step, `key`, fence, applied) VALUES (?, ?, ?, 0) ON DUPLICATE KEY UPDATE "  # noqa: S608
+        "fence = IF(applied = 0 AND fence < VALUES(fence), VALUES(fence), fence)"
+    ),
+    LOOK: LOOK.replace("key", "`key`"),
+    MARK: MARK.replace("key", "`key`"),
+}
+
 
 class DatabaseReply(Value):
     """The reply of a connection: a value, or an awaitable from an async connection."""
@@ -79,12 +95,12 @@ class AlreadyApplied(BaseException):
 class DatabaseAdapter(Protocol):
     """A connection to the user's database (`steps.db_adapters`).
 
-    awaits  whether its replies have to be awaited
-    sqlite  whether the database is SQLite
+    awaits   whether its replies have to be awaited
+    dialect  "sqlite", "postgresql" or "mysql"
     """
 
     awaits: bool
-    sqlite: bool
+    dialect: str
 
     def execute_sql(self, sql: str, values: Sequence[Any] = ()) -> Script[Any]:
         """Run a statement, with `?` for values; return its rows and the number of changed rows."""
@@ -115,6 +131,7 @@ class AppliedMark:
         self.is_async = database.awaits
         self.applied: tuple[dict[str, Any], tuple[Output, ...]] | None = None
         self._database = database
+        self._statements = MYSQL_STATEMENTS if database.dialect == "mysql" else {}
         self._step, self._key, self._fence = attempt.step, attempt.key, attempt.fence
         self._store_path = store_path
         self.finished = False
@@ -126,7 +143,7 @@ class AppliedMark:
                 f"{self._step}: the connection given to current().transaction() is in the middle of a "
                 "transaction; commit it or roll it back first: the step begins its own"
             )
-        if self._store_path and self._database.sqlite:
+        if self._store_path and self._database.dialect == "sqlite":
             yield from self._check_not_own_store()
         # Committed before the work begins: from here on no earlier attempt can commit its rows.
         fence, applied, commit_record = yield from self._raise_fence()
@@ -139,7 +156,11 @@ class AppliedMark:
             )
         yield from self._database.begin()
         # Some drivers begin the transaction with its first statement.
-        yield from self._database.execute_sql(LOOK, (self._step, self._key))
+        yield from self._execute(LOOK, (self._step, self._key))
+
+    def _execute(self, sql: str, values: Sequence[Any] = ()) -> Script[Any]:
+        """Run one of the statements above, in the dialect of the database."""
+        return self._database.execute_sql(self._statements.get(sql, sql), values)
 
     def _check_not_own_store(self) -> Script[Any]:
         """Refuse the store's own file: closing it would release the file locks of this process."""
@@ -166,8 +187,8 @@ class AppliedMark:
         database, row_key = self._database, (self._step, self._key)
         yield from database.begin()
         try:
-            yield from database.execute_sql(RAISE, (*row_key, self._fence))
-            ((row,), _) = yield from database.execute_sql(LOOK, row_key)
+            yield from self._execute(RAISE, (*row_key, self._fence))
+            ((row,), _) = yield from self._execute(LOOK, row_key)
             yield from database.commit()
         except GeneratorExit:
             raise  # the coroutine was closed: nothing can be awaited any more
@@ -180,7 +201,7 @@ class AppliedMark:
         database = self._database
         yield from database.begin()
         try:
-            yield from database.execute_sql(CREATE)
+            yield from self._execute(CREATE)
             yield from database.commit()
         except Exception:  # noqa: BLE001 - another process may create it too; if not, the next statement fails
             yield from database.rollback()
@@ -202,7 +223,7 @@ class AppliedMark:
             )
         try:
             values = (commit_record, step, self._key, self._fence)
-            _, changed = yield from database.execute_sql(MARK, values)
+            _, changed = yield from self._execute(MARK, values)
             if changed != 1:
                 raise LeaseLost(f"{step}: another attempt took over; its rows count, ours were rolled back")
             yield from database.commit()

@@ -1,9 +1,10 @@
-"""Reports of runs for monitoring systems: OpenTelemetry and Prometheus.
+"""Reports of runs for monitoring systems: OpenTelemetry, Prometheus and Sentry.
 
     events of the process ──► MetricSource ──► Prometheus metrics
+                          ──► SentryReport ──► breadcrumbs and failed runs in Sentry
     calls of steps        ──► ReportQueue  ──► CallSpans, MetricSource ──► OpenTelemetry spans and metrics
 
-Both are off until they are enabled, and both packages are extras. The events themselves, without any of it,
+All are off until they are enabled, and their packages are extras. The events themselves, without any of it,
 are `oncemore.on_event` and the logger `oncemore.steps`.
 """
 
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
 
     from oncemore.telemetry.metrics import MetricSource
     from oncemore.telemetry.otel import OpenTelemetryExport
+    from oncemore.telemetry.sentry import SentryReport
 
     AsgiApp = Callable[[Any, Any, Any], Awaitable[None]]
 
-__all__ = ["enable_opentelemetry", "enable_prometheus", "make_metrics_app"]
+__all__ = ["enable_opentelemetry", "enable_prometheus", "enable_sentry", "make_metrics_app"]
 
 
 def enable_opentelemetry(
@@ -57,6 +59,19 @@ def enable_prometheus(registry: CollectorRegistry | None = None) -> MetricSource
     """
     source: MetricSource = _import_prometheus("enable_prometheus()").enable_registry(registry)
     return source
+
+
+def enable_sentry() -> SentryReport:
+    """Report to Sentry: a breadcrumb per attempt and wait, an event per failed or held run; extra `sentry`.
+
+    Call it after `sentry_sdk.init()`. Exceptions that are retried are not sent, and the error of a failed run
+    that nothing catches is not sent a second time. Return the report: `disable()` ends it.
+    """
+    try:
+        from oncemore.telemetry import sentry
+    except ImportError as missing:
+        raise MissingExtra("enable_sentry() needs sentry-sdk: pip install 'oncemore[sentry]'") from missing
+    return sentry.enable_report()
 
 
 def make_metrics_app(registry: CollectorRegistry | None = None) -> AsgiApp:

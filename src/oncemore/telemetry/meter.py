@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
+from oncemore._platform import get_thread_clock
 from oncemore._values import Value
 from oncemore.errors import UsageError
 from oncemore.telemetry.energy import (
@@ -102,7 +103,7 @@ def measure_call(attempt: RunningAttempt, work: Callable[[], Any]) -> Callable[[
     """Return work that counts for an attempt in any thread."""
 
     def measured() -> Any:
-        attempt.cpu_clock = time.pthread_getcpuclockid(get_ident())
+        attempt.cpu_clock = get_thread_clock()
         start_turn(attempt)
         try:
             return work()
@@ -153,7 +154,7 @@ def read_cpu(attempt: RunningAttempt) -> float:
     elif attempt.active_thread:
         try:
             running = time.clock_gettime(attempt.cpu_clock) - attempt.cpu_start
-        except OSError:  # the thread has ended since
+        except (OSError, AttributeError):  # the thread has ended since, or has no clock of its own
             running = 0.0
         return attempt.cpu_s + running
     return max(0.0, attempt.cpu_s)

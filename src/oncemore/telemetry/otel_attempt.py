@@ -8,12 +8,13 @@ to it. Otherwise the queue of reports starts it later, with the time at which th
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
+
+from oncemore._platform import run_after_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,4 +132,4 @@ def _reset_after_fork() -> None:
     _starting = threading.RLock()
 
 
-os.register_at_fork(before=_start_before_fork, after_in_child=_reset_after_fork)
+run_after_fork(_reset_after_fork, before=_start_before_fork)

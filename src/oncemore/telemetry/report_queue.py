@@ -12,12 +12,12 @@ caller; the end of the process does so too. A forked child leaves the reports of
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from oncemore._platform import run_after_fork
 from oncemore.log.group_commit import InterruptShield
 
 if TYPE_CHECKING:
@@ -156,4 +156,4 @@ def _reset_queues_after_fork() -> None:
         queue.reset_after_fork()
 
 
-os.register_at_fork(after_in_child=_reset_queues_after_fork)
+run_after_fork(_reset_queues_after_fork)

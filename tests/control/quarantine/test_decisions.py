@@ -105,6 +105,19 @@ def test_work_goes_beyond_its_budget_only_by_a_recorded_extra_one(engine: Engine
     assert turns.calls == 3
 
 
+def test_a_limited_list_has_those_that_wait_longest(engine: Engine) -> None:
+    @oncemore.step(effect="idempotent", name="scan.read")
+    def read(page: int) -> None:
+        raise oncemore.NeedsReview("UNREADABLE")
+
+    runs = [read.bind(engine).run(page).run_id for page in range(5)]
+    assert [item.id for item in engine.quarantine.list(limit=2)] == runs[:2]
+    assert len(engine.quarantine) == len(engine.quarantine.list()) == 5
+    # An item is found by its entity without a list of all.
+    held = engine.quarantine.list()[3]
+    assert engine.quarantine.show(held.entity).item.id == held.id
+
+
 def test_rejected_work_has_failed_for_good(engine: Engine) -> None:
     turns = Turns()
     turns.step.run()

@@ -8,7 +8,7 @@ import pytest
 
 import oncemore
 from tests.servers import postgres
-from tests.steps.transactions.databases import KINDS, Database
+from tests.steps.transactions.databases import KINDS, ON_MYSQL, ON_SQLITE, Database
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +32,9 @@ def server() -> Iterator[str]:
 @pytest.fixture(params=KINDS)
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
     """Each kind of connection in turn."""
-    server = "" if request.param in KINDS[:6] else request.getfixturevalue("server")
+    server = ""
+    if request.param not in ON_SQLITE:
+        server = request.getfixturevalue("mysql_database" if request.param in ON_MYSQL else "server")
     database = Database(request.param, tmp_path, server)
     yield database
     database.close()

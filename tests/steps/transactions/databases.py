@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sqlite3
 import uuid
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 import apsw
 import psycopg
+import pymysql
 import sqlalchemy
 from sqlalchemy import orm
 from sqlalchemy.ext import asyncio as alchemy_async
+
+from tests.servers import mariadb
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +23,8 @@ TABLE = "CREATE TABLE orders(n INTEGER NOT NULL, attempt INTEGER NOT NULL)"
 ON_SQLITE = ("sqlite3", "sqlite3-autocommit", "apsw", "alchemy", "session", "django")
 ON_POSTGRES = ("psycopg", "psycopg-autocommit", "alchemy-pg", "session-pg")
 AWAITED = ("psycopg-async", "alchemy-async", "session-async")
-KINDS = ON_SQLITE + ON_POSTGRES
+ON_MYSQL = ("pymysql", "pymysql-autocommit", "alchemy-my", "session-my")
+KINDS = ON_SQLITE + ON_POSTGRES + ON_MYSQL
 
 
 class Database:
@@ -40,6 +44,12 @@ class Database:
         if kind in ON_SQLITE:
             with closing(sqlite3.connect(self.file)) as connection:
                 connection.execute(TABLE)
+        elif kind in ON_MYSQL:
+            name = f"db_{uuid.uuid4().hex[:12]}"
+            server = server.rpartition("/")[0]
+            mariadb.create_database(server, name)
+            self.server = f"{server}/{name}"
+            self._ask_mysql(TABLE)
         else:
             name = f"db_{uuid.uuid4().hex[:12]}"
             with psycopg.connect(server, autocommit=True) as boss:
@@ -56,7 +66,8 @@ class Database:
     def close(self) -> None:
         """Close all that were opened."""
         for connection in self.opened:
-            connection.close()
+            with suppress(pymysql.Error):  # PyMySQL refuses to close one twice
+                connection.close()
 
     def _connect(self) -> Any:
         kind = self.kind
@@ -72,12 +83,26 @@ class Database:
             return connection
         if kind == "django":
             return django_on(self.file, self.patience_s)
+        if kind.startswith("pymysql"):
+            connection = mariadb.connect(self.server)
+            connection.autocommit(kind == "pymysql-autocommit")
+            return connection
         if kind.startswith("psycopg"):
             how = psycopg.AsyncConnection if kind == "psycopg-async" else psycopg.Connection
             return how.connect(self.server, autocommit=kind == "psycopg-autocommit")
         return self._alchemy()
 
+    def _ask_mysql(self, sql: str) -> list[Any]:
+        with mariadb.connect(self.server) as connection, connection.cursor() as cursor:
+            cursor.execute(sql)
+            return list(cursor.fetchall())
+
     def _alchemy(self) -> Any:
+        if self.kind in ON_MYSQL:
+            made = sqlalchemy.create_engine(
+                self.server.replace("mysql:", "mysql+pymysql:"), poolclass=sqlalchemy.NullPool
+            )
+            return orm.Session(made) if self.kind.startswith("session") else made.connect()
         parts = psycopg.conninfo.conninfo_to_dict(self.server) if self.server else {}
         query = {"host": parts["host"]} if parts else {}
         port = int(parts["port"]) if parts.get("port") else None
@@ -103,7 +128,7 @@ class Database:
     def write(self, connection: Any, n: int, attempt: int) -> Any:
         """Write an order."""
         sql = "INSERT INTO orders VALUES ({}, {})".format(n, attempt)  # noqa: S608, UP032
-        if self.kind == "django":
+        if self.kind == "django" or self.kind.startswith("pymysql"):
             with connection.cursor() as cursor:
                 return cursor.execute(sql)
         alchemy = self.kind.startswith(("alchemy", "session"))
@@ -115,6 +140,8 @@ class Database:
 
     def rows(self, sql: str) -> list[Any]:
         """Read through a connection of one's own."""
+        if self.kind in ON_MYSQL:
+            return self._ask_mysql(sql)
         if self.server:
             with psycopg.connect(self.server, autocommit=True) as connection:
                 return connection.execute(sql).fetchall()

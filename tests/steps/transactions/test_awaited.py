@@ -193,7 +193,7 @@ def test_a_script_that_is_closed_in_the_middle_awaits_nothing_more() -> None:
             yield None
 
     class Line:
-        awaits, sqlite = True, False
+        awaits, dialect = True, "postgresql"
 
         def execute_sql(self, sql: str, values: Any = ()) -> Any:
             yield transactions.DatabaseReply(Never())

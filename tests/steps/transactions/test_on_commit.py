@@ -8,11 +8,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+import pymysql
 import pytest
 
 import oncemore
 from oncemore.log import store
 from oncemore.testing import FakeClock
+from tests.servers import mariadb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,7 +37,8 @@ class Beside:
         insert = f"INSERT INTO orders VALUES ({self.hole}, {self.hole})"  # noqa: S608
 
         def write(tx: Any) -> None:
-            tx.execute(CREATE)
+            if tx.dialect != "mysql":  # where a new table would end the transaction
+                tx.execute(CREATE)
             tx.execute(insert, (n, attempt))
             then(tx)
 
@@ -50,12 +53,25 @@ class Beside:
         return order.bind(self.engine)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres", "mysql"])
 def beside(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Beside]:
     if request.param == "sqlite":
         with oncemore.open(tmp_path / "log.db") as engine:
             read: Any = engine.store.query_rows  # type: ignore[attr-defined]
             yield Beside(engine, read, "?")
+        return
+    if request.param == "mysql":
+        address = f"{request.getfixturevalue('mysql_database')}_{time.monotonic_ns()}"
+        mariadb.create_database(*address.rsplit("/", 1))
+
+        def ask(sql: str) -> list[Any]:
+            with mariadb.connect(address) as reader, reader.cursor() as cursor:
+                cursor.execute(sql)
+                return list(cursor.fetchall())
+
+        ask(CREATE)
+        with oncemore.open(address) as engine:
+            yield Beside(engine, ask, "%s")
         return
     server = request.getfixturevalue("server")
     name = f"beside_{time.monotonic_ns()}"
@@ -136,7 +152,7 @@ def test_a_statement_that_is_refused_is_an_error_of_the_attempt(beside: Beside) 
     other = oncemore.step(effect="transactional", name="again")(
         lambda n: oncemore.current().on_commit(beside.writing(n))
     ).bind(beside.engine)
-    with pytest.raises(oncemore.PermanentFailure, match=r"(?i)unique"):
+    with pytest.raises(oncemore.PermanentFailure, match=r"(?i)unique|duplicate"):
         other(1)
     assert beside.orders() == [(1, 1)]
 
@@ -160,6 +176,20 @@ def test_a_former_attempt_writes_nothing(beside: Beside) -> None:
         assert order.bind(beside.engine)(1) == "by 2"
     assert done == ["by 2"]
     assert beside.orders() == [(1, 2)]
+
+
+@pytest.mark.parametrize("beside", ["mysql"], indirect=True)
+@pytest.mark.parametrize(
+    "sql", ["CREATE TABLE more(n INTEGER)", "truncate orders", "LOCK TABLES orders WRITE", "CALL hides_it()"]
+)
+def test_in_mysql_no_statement_may_end_the_transaction(beside: Beside, sql: str) -> None:
+    """Some statements commit there without saying so, also inside of a procedure."""
+    beside.rows("CREATE PROCEDURE hides_it() CREATE OR REPLACE TABLE hidden(n INTEGER)")
+    with pytest.raises(oncemore.PermanentFailure, match=r"UsageError.*transaction"):
+        beside.step(lambda tx: tx.execute(sql))(1)
+    assert beside.engine.store.load_head(f"run/{beside.step().key(1)}").by.state == "HARD_FAIL"  # type: ignore[union-attr]
+    assert beside.step()(2) == 2
+    assert beside.rows("SELECT n FROM orders WHERE n = 2") == [(2,)]
 
 
 @pytest.mark.parametrize("sql", ["COMMIT", "ROLLBACK", "BEGIN", "SAVEPOINT mine"])
@@ -197,6 +227,7 @@ def test_our_tables_may_be_read(beside: Beside) -> None:
 FOREVER = {
     "sqlite": "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n",
     "postgresql": "SELECT pg_sleep(60)",
+    "mysql": "SELECT benchmark(1000000000, sha2('x', 512))",
 }
 
 
@@ -205,8 +236,8 @@ def test_it_is_bounded_in_time(beside: Beside, how: str, monkeypatch: pytest.Mon
     """Others wait for it: what takes too long is undone, and is a failed attempt."""
 
     def set_limit(seconds: float) -> None:
-        for module in ("oncemore.log.sqlite.joined", "oncemore.log.postgres.joined", "oncemore.log.store"):
-            monkeypatch.setattr(f"{module}.JOINED_WRITE_LIMIT_S", seconds)
+        for module in ("sqlite.joined", "postgres.joined", "mysql.joined", "store"):
+            monkeypatch.setattr(f"oncemore.log.{module}.JOINED_WRITE_LIMIT_S", seconds)
 
     def slow(tx: Any) -> None:
         if how == "a statement":
@@ -234,18 +265,18 @@ def test_it_is_over_when_it_is_over(beside: Beside) -> None:
         kept[0].execute("SELECT 1")
 
 
-@pytest.mark.parametrize("beside", ["postgres"], indirect=True)
+@pytest.mark.parametrize("beside", ["postgres", "mysql"], indirect=True)
 def test_going_on_after_a_failed_statement_is_an_error(beside: Beside) -> None:
     def swallows(tx: Any) -> None:
-        with pytest.raises(psycopg.Error):
-            tx.execute("SELECT 1/0")
+        with pytest.raises((psycopg.Error, pymysql.Error)):
+            tx.execute("SELECT nothing FROM nowhere")
 
     with pytest.raises(oncemore.Error, match="continued after a failed statement"):
         beside.step(swallows)(1)
     assert beside.step()(2) == 2
 
 
-@pytest.mark.parametrize("beside", ["postgres"], indirect=True)
+@pytest.mark.parametrize("beside", ["postgres", "mysql"], indirect=True)
 def test_a_connection_that_is_lost_in_between_is_made_anew(beside: Beside) -> None:
     """Nothing was stored, so the whole is sent again, and what is written besides with it."""
     lost = [True]
@@ -253,8 +284,9 @@ def test_a_connection_that_is_lost_in_between_is_made_anew(beside: Beside) -> No
     def kill(tx: Any) -> None:
         if lost:
             lost.clear()
-            (pid,) = tx.execute("SELECT pg_backend_pid()")[0]
-            beside.rows(f"SELECT pg_terminate_backend({pid})")
+            is_mysql = tx.dialect == "mysql"
+            (pid,) = tx.execute("SELECT connection_id()" if is_mysql else "SELECT pg_backend_pid()")[0]
+            beside.rows(f"KILL {pid}" if is_mysql else f"SELECT pg_terminate_backend({pid})")
             time.sleep(0.2)
             tx.execute("SELECT 1")
 
@@ -281,7 +313,7 @@ def test_a_store_without_tables_refuses_it() -> None:
 
     with (
         oncemore.open("memory:") as engine,
-        pytest.raises(oncemore.PermanentFailure, match="needs a store in SQLite or PostgreSQL"),
+        pytest.raises(oncemore.PermanentFailure, match="needs a store in SQLite, PostgreSQL or MySQL"),
     ):
         order.bind(engine)()
     with oncemore.open("memory:") as engine, pytest.raises(oncemore.UsageError, match="has no tables"):

@@ -214,7 +214,9 @@ def test_a_connection_in_the_middle_of_something_is_refused(database: Database) 
     @oncemore.step(effect="transactional", name="order")
     def order(n: int) -> None:
         connection = database.connect()
-        if database.kind == "apsw" or database.kind.endswith("autocommit"):
+        if database.kind.startswith("pymysql"):
+            connection.begin()
+        elif database.kind == "apsw" or database.kind.endswith("autocommit"):
             connection.execute("BEGIN")
         elif database.kind == "django":
             from django.db import transaction

@@ -16,13 +16,13 @@ lease. See `docs/guarantees.md`.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 import weakref
 from _thread import allocate_lock
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from oncemore._platform import run_after_fork
 from oncemore.errors import StoreError, UsageError
 from oncemore.log.group_commit import PendingBatch
 from oncemore.log.nats import messages
@@ -106,7 +106,7 @@ class NatsStore:
     def append(self, batch: Batch) -> PendingBatch:
         """Return a ticket for a batch, which is sent when the ticket is waited for."""
         if batch.joined_write is not None:
-            raise UsageError("NATS has no tables; on_commit() needs SQLite or PostgreSQL")
+            raise UsageError("NATS has no tables; on_commit() needs SQLite, PostgreSQL or MySQL")
         messages.check_batch_size(batch)
         self._check_open()
         return PendingBatch(self, batch)
@@ -294,4 +294,4 @@ def _reset_stores_after_fork() -> None:
         store.reset_after_fork()
 
 
-os.register_at_fork(after_in_child=_reset_stores_after_fork)
+run_after_fork(_reset_stores_after_fork)

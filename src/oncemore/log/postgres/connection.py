@@ -1,33 +1,26 @@
-"""Connections to a PostgreSQL server: its address, a pool for reading, its clock, and its errors.
+"""Connections to a PostgreSQL server: its address, its errors, and what psycopg does for a store.
 
 A password is in the parameters for the driver and nowhere else: an address is shown without it, and the
 driver's message about an unreadable address is not repeated, because it may quote the password.
 
-Connections are in autocommit: each statement is a transaction of its own. Keepalives detect a server that
-disappeared without closing the connection, within half a minute.
-
-**The clock.** A step reads the clock about six times. A round trip each time would be most of the cost of a
-step, and would block the event loop. So the server is asked once a second, and in between its time is
-extrapolated with a clock of this machine that also runs while the machine sleeps.
-
-The reply of the server was correct at some moment between request and reply: at the reply, the server's time
-is that value, or up to a round trip more. An extrapolated time within these bounds is kept. Otherwise the
-nearer bound is used, so that time does not jump with the network; it goes back only if the server's own clock
-went back.
+Keepalives detect a server that disappeared without closing the connection, within half a minute.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote, unquote
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from oncemore._values import Value
 from oncemore.errors import MissingExtra, StoreError, UsageError
-from oncemore.log.sqlite.machine import BOOT_CLOCK
+from oncemore.log.database.connection import (
+    READERS,
+    DatabaseServer,
+    ReadConnectionPool,
+    encode_name,
+    split_options,
+)
 
 try:
     import psycopg
@@ -39,20 +32,18 @@ except ImportError as missing:
     raise MissingExtra("a store in PostgreSQL needs psycopg: pip install 'oncemore[postgres]'") from missing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from psycopg.pq.abc import PGresult
 
-    Rows = list[tuple[Any, ...]]
-    Connection = psycopg.Connection[tuple[Any, ...]]
+    from oncemore.log.database.connection import Rows
 
-T = TypeVar("T")
+    Connection = psycopg.Connection[tuple[Any, ...]]
 
 __all__ = [
     "PostgresAddress",
-    "PostgresServer",
-    "ReadConnectionPool",
-    "ServerClock",
+    "PostgresClient",
+    "PostgresReaders",
     "build_store_error",
     "check_server",
     "check_text",
@@ -65,14 +56,13 @@ __all__ = [
 ]
 
 OLDEST_SERVER = 14
-#: Interval between two questions for the server's time, in seconds.
-ASK_S = 1.0
-READERS = 8
 #: Limit of connections of a store: the readers, one that appends, one that notifies, one that listens, and
 #: one for rare operations (opening, maintenance).
 MAX_CONNECTIONS = READERS + 4
 #: Limit of bytes of a name: an index row of PostgreSQL holds 2,704.
 MAX_NAME_BYTES = 2000
+
+NO_STANDBY = "no synchronous standby: a failover to a replica can lose the last acknowledged entries"
 
 #: Schema of the tables, unless an address names another one.
 SCHEMA = "oncemore"
@@ -123,7 +113,7 @@ def parse_address(url: str) -> PostgresAddress:
     """Parse a URL; the error for an invalid one does not quote it."""
     if not url.startswith(("postgresql://", "postgres://")):
         raise UsageError("the address of a store in PostgreSQL begins with postgresql://")
-    server, own_options = _split_options(url)
+    server, own_options = split_options(url, OWN_OPTIONS, "PostgreSQL")
     try:
         params = conninfo_to_dict(server)
     except psycopg.Error:
@@ -140,22 +130,6 @@ def parse_address(url: str) -> PostgresAddress:
         schema=own_options.get("schema", SCHEMA),
         owner=own_options.get("owner", ""),
     )
-
-
-def _split_options(url: str) -> tuple[str, dict[str, str]]:
-    """Return an address without our options, and our options."""
-    server, _, query = url.partition("?")
-    own_options: dict[str, str] = {}
-    driver_options = []
-    for option in filter(None, query.split("&")):
-        name, _, value = option.partition("=")
-        if name not in OWN_OPTIONS:
-            driver_options.append(option)
-        elif name in own_options:
-            raise UsageError(f"this address of a PostgreSQL server names more than one {name}")
-        else:
-            own_options[name] = unquote(value)
-    return f"{server}?{'&'.join(driver_options)}" if driver_options else server, own_options
 
 
 def open_connection(where: PostgresAddress) -> Connection:
@@ -175,15 +149,7 @@ def open_connection(where: PostgresAddress) -> Connection:
     return connection
 
 
-class PostgresServer(Value):
-    """A checked server: its version, settings that weaken its durability, and the lack of a standby."""
-
-    version: str
-    weaknesses: tuple[str, ...]
-    lacks_standby: bool
-
-
-def check_server(where: PostgresAddress, connection: Connection) -> PostgresServer:
+def check_server(where: PostgresAddress, connection: Connection) -> DatabaseServer:
     """Return the facts of a server; refuse one that is too old, or a database that is not in UTF8."""
     names = (
         *("server_version", "server_version_num", "server_encoding", "fsync", "full_page_writes"),
@@ -200,7 +166,8 @@ def check_server(where: PostgresAddress, connection: Connection) -> PostgresServ
         )
     unsafe = (("fsync", "off"), ("full_page_writes", "off"), ("data_sync_retry", "on"))
     weaknesses = tuple(f"{name}={bad}" for name, bad in unsafe if settings[name] == bad)
-    return PostgresServer(version.split(" ")[0], weaknesses, not settings["synchronous_standby_names"])
+    engine = f"PostgreSQL {version.split(' ')[0]} (psycopg {psycopg.__version__})"
+    return DatabaseServer(engine, weaknesses, () if settings["synchronous_standby_names"] else (NO_STANDBY,))
 
 
 def close_connection(connection: Connection | None) -> None:
@@ -231,16 +198,9 @@ def build_store_error(where: PostgresAddress, error: psycopg.Error, outcome: str
 def check_text(*texts: str) -> None:
     """Refuse strings that PostgreSQL cannot store, before they make a whole group of batches fail."""
     for text in texts:
-        try:
-            size = len(text.encode())
-        except UnicodeEncodeError:
-            raise UsageError(f"{text!r} is not valid text: it has half of a surrogate pair") from None
+        encode_name(text, MAX_NAME_BYTES, "PostgreSQL")
         if "\0" in text:
             raise UsageError(f"{text!r} has a NUL character, and PostgreSQL cannot store it")
-        if size > MAX_NAME_BYTES:
-            raise UsageError(
-                f"{text[:40]!r}… is {size} bytes long; PostgreSQL indexes up to {MAX_NAME_BYTES}"
-            )
 
 
 def execute_prepared(connection: Connection, name: bytes, values: Sequence[bytes | None]) -> PGresult:
@@ -268,106 +228,68 @@ def _execute_preparing(
         return execute_prepared(connection, name, values)
 
 
-class ReadConnectionPool:
-    """A pool of connections for reading, with at most `READERS` in use at a time.
+#: Classes of errors after which each batch of a group is sent by itself: a concurrent transaction was in the
+#: way, or one batch cannot be stored.
+SEND_SINGLY = ("22", "23", "40", "54")
+#: Errors after which the same call is repeated: a concurrent transaction was in the way, or the driver has
+#: deallocated our prepared statement, as it does after every rollback.
+REPEAT = ("40", "26000")
+
+
+class PostgresClient:
+    """psycopg, as the parts that all database stores share use it."""
+
+    error = psycopg.Error
+
+    def __init__(self, where: PostgresAddress) -> None:
+        self._where = where
+
+    def open_connection(self) -> Connection:
+        """Open a connection in autocommit."""
+        return open_connection(self._where)
+
+    def close_connection(self, connection: Connection | None) -> None:
+        """Close a connection in any state."""
+        close_connection(connection)
+
+    def execute_rows(self, connection: Connection, sql: str, values: Sequence[Any] = ()) -> Rows:
+        """Run a statement and return its rows."""
+        cursor = connection.execute(sql.encode(), values, prepare=True, binary=True)
+        return cursor.fetchall() if cursor.description else []
+
+    def execute_many(self, connection: Connection, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Run a statement once for each row of values."""
+        with connection.cursor() as cursor:
+            cursor.executemany(sql.encode(), rows)
+
+    def is_connection_lost(self, error: psycopg.Error) -> bool:
+        """Whether the outcome of the statement is unknown."""
+        return is_connection_lost(error)
+
+    def is_transient(self, error: psycopg.Error) -> bool:
+        """Whether the same call may succeed if it is repeated."""
+        return (error.sqlstate or "").startswith(REPEAT)
+
+    def may_be_one_batch(self, error: psycopg.Error) -> bool:
+        """Whether one batch of a group may have caused the error."""
+        return (error.sqlstate or "").startswith(SEND_SINGLY)
+
+    def build_store_error(self, error: psycopg.Error, outcome: str = "") -> StoreError:
+        """Return an error with the server, the cause, the remedy, and the outcome."""
+        return build_store_error(self._where, error, outcome)
+
+
+class PostgresReaders(ReadConnectionPool["Connection"]):
+    """The pool of connections for reading, with prepared statements for the reads of every step.
 
     With `psycopg_pool` loading a head takes a third more processor time, and half as long again.
     """
 
-    def __init__(self, where: PostgresAddress) -> None:
-        self._where = where
-        self._idle: deque[Connection] = deque()
-        self._slots = threading.Semaphore(READERS)
-        self._is_shut_down = False
-
-    def read_rows(self, sql: str, values: tuple[Any, ...] = ()) -> Rows:
-        """Return all rows of a statement."""
-        return self._read_with_retry(
-            lambda connection: connection.execute(sql.encode(), values, prepare=True, binary=True).fetchall()
-        )
-
     def read_result(self, name: bytes, statement: bytes, values: list[bytes | None]) -> PGresult:
         """Return the binary result of a prepared statement; prepare it if that connection has not.
 
-        For reads that every step makes: a cursor costs more than the statement.
+        A cursor would cost more than the statement.
         """
-        return self._read_with_retry(
+        return self.read_with_retry(
             lambda connection: _execute_preparing(connection, name, statement, values)
         )
-
-    def _read_with_retry(self, read: Callable[[Connection], T]) -> T:
-        """Read on a connection; after a lost one try a second time, because reading changes nothing."""
-        with self._slots:
-            try:
-                return self._try_read(read)
-            except psycopg.Error as error:
-                if not is_connection_lost(error):
-                    raise build_store_error(self._where, error) from error
-            self.close_idle()  # the server most likely dropped the other connections too
-            try:
-                return self._try_read(read)
-            except psycopg.Error as error:
-                raise build_store_error(self._where, error) from error
-
-    def _try_read(self, read: Callable[[Connection], T]) -> T:
-        connection = self._pick_connection()
-        try:
-            result = read(connection)
-        except BaseException:
-            close_connection(connection)
-            raise
-        self._idle.append(connection)
-        if self._is_shut_down:  # the store was closed meanwhile, so this connection must be closed too
-            self.close_idle()
-        return result
-
-    def _pick_connection(self) -> Connection:
-        with suppress(IndexError):
-            return self._idle.pop()
-        return open_connection(self._where)
-
-    def shut_down(self) -> None:
-        """Close idle connections now, and the ones in use when they come back."""
-        self._is_shut_down = True
-        self.close_idle()
-
-    def close_idle(self) -> None:
-        """Close idle connections."""
-        with suppress(IndexError):
-            while True:
-                close_connection(self._idle.pop())
-
-
-class ServerClock:
-    """The clock of a server, extrapolated between requests."""
-
-    def __init__(self, ask: Callable[[], float]) -> None:
-        self._ask = ask
-        # The local time and the server's time at the same moment; None before the first request.
-        self._known: tuple[float, float] | None = None
-        self._asking = threading.Lock()
-
-    def now(self) -> float:
-        """Return the server's time; ask the server once a second, in one thread at a time."""
-        known = self._known
-        local = time.clock_gettime(BOOT_CLOCK)
-        if known is not None:
-            # If another thread is asking, the extrapolated time is good enough.
-            if local - known[0] < ASK_S or not self._asking.acquire(blocking=False):
-                return known[1] + local - known[0]
-        else:
-            self._asking.acquire()
-        try:
-            self._known = known = self._ask_server(self._known)
-        finally:
-            self._asking.release()
-        return known[1] + time.clock_gettime(BOOT_CLOCK) - known[0]
-
-    def _ask_server(self, known: tuple[float, float] | None) -> tuple[float, float]:
-        before = time.clock_gettime(BOOT_CLOCK)
-        server_time = self._ask()
-        after = time.clock_gettime(BOOT_CLOCK)
-        if known is None:
-            return after, server_time
-        extrapolated = known[1] + after - known[0]
-        return after, min(max(extrapolated, server_time), server_time + after - before)

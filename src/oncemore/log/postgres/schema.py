@@ -24,11 +24,12 @@ from oncemore.errors import StoreError
 from oncemore.log.postgres.connection import psycopg
 
 if TYPE_CHECKING:
-    from oncemore.log.postgres.connection import Connection, PostgresAddress, Rows
+    from oncemore.log.database.connection import Rows
+    from oncemore.log.postgres.connection import Connection, PostgresAddress
 
 #: By format, the file that creates it (the first one) or migrates to it from the previous format. Formats 1
 #: and 2 were never released, and their logs have a format that is not read any more.
-SOURCES = {3: "schema.sql"}
+SOURCES = {3: "schema.sql", 4: "format_4.sql"}
 OLDEST_FORMAT, FORMAT = min(SOURCES), max(SOURCES)
 TABLES = ["meta", "head", "log", "guarded", "alive", "worker"]
 

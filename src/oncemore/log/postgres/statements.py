@@ -20,14 +20,15 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
-from oncemore.log.store import Conflict, Head, HeadIndex, Stored
+from oncemore.log.database.queries import row_to_head
+from oncemore.log.store import Conflict, Stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from psycopg.pq.abc import PGresult
 
-    from oncemore.log.store import Batch, EntryWrite
+    from oncemore.log.store import Batch, EntryWrite, Head
 
     Statement = tuple[bytes, list[bytes | None]]
 
@@ -187,12 +188,6 @@ _DECODERS: tuple[Callable[[Any], Any], ...] = (
     *(bytes.decode, _decode_int, _keep_bytes, _keep_bytes, bytes.decode, bytes.decode, _decode_due),
     *(bytes.decode, bytes.decode, bytes.decode, _decode_int, _keep_bytes),
 )
-
-
-def row_to_head(row: Sequence[Any]) -> Head:
-    """Return the head in a row of its columns; the body may be left out."""
-    entity, version, own_hash, head, *index, seq = row[:11]
-    return Head(entity, version, own_hash, head, HeadIndex(*index), seq, *row[11:])
 
 
 def read_head(result: PGresult, row: int, first: int = 0) -> Head:

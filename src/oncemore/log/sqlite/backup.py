@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import apsw
 
+from oncemore._platform import sync_folder
 from oncemore.errors import InProgress, StoreError, UsageError
 from oncemore.log.sqlite.files import build_store_error, check_links, companions_alone
 from oncemore.log.sqlite.machine import is_unlocked
@@ -240,11 +241,7 @@ def _publish_backup(part: Path, to: Path) -> None:
         os.link(part, to)
     except FileExistsError:
         raise UsageError(f"{to} was created by another process meanwhile; give a new name") from None
-    folder = os.open(to.parent, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(to.parent)
 
 
 def _remove_leftovers(folder: Path) -> None:

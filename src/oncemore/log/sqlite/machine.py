@@ -15,7 +15,6 @@ import fcntl
 import os
 import re
 import struct
-import time
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,7 +57,7 @@ def check_local(path: Path, kind: str) -> None:
     if kind.removeprefix("fuse.") in REMOTE:
         raise StoreError(
             f"{path} is on a network file system ({kind}), where SQLite's locks do not hold; use a local "
-            "disk, or postgresql:// or nats:// to share work between machines"
+            "disk, or postgresql://, mysql:// or nats:// to share work between machines"
         )
 
 
@@ -174,12 +173,3 @@ def boot_id(path: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:
         return path.read_text(encoding="ascii").strip()
     except OSError:
         return ""
-
-
-#: The clock of the kernel that also runs while the machine sleeps.
-BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
-def seconds_since_boot() -> float:
-    """Return the seconds since boot, including the time that the machine slept."""
-    return time.clock_gettime(BOOT_CLOCK)

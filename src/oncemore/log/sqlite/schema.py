@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import apsw
 
+from oncemore._platform import get_boot_time
 from oncemore.errors import StoreError
 from oncemore.log.entry_codec import unreadable_format
 from oncemore.log.sqlite import machine
@@ -119,7 +120,7 @@ def read_boot_time(connection: apsw.Connection) -> float:
 
     It is at least the stored mark, so that the clock of the store never runs backwards.
     """
-    boot, uptime = machine.boot_id(), machine.seconds_since_boot()
+    boot, uptime = machine.boot_id(), get_boot_time()
     with connection:
         meta = dict(fetch_rows(connection, "SELECT name, value FROM meta"))
         wall = max(time.time(), meta.get("mark", 0.0)) - uptime

@@ -11,7 +11,6 @@ connections (closing them would drop the parent's locks) and opens its own.
 
 from __future__ import annotations
 
-import os
 import time
 import weakref
 from contextlib import suppress
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import apsw
 
+from oncemore._platform import BOOT_CLOCK, get_boot_time, run_after_fork
 from oncemore.errors import StoreError, UsageError
 from oncemore.log.entry_codec import unreadable_format
 from oncemore.log.group_commit import GroupCommit, InterruptShield
@@ -36,13 +36,13 @@ from oncemore.log.sqlite.commit import (
     store_single_write,
 )
 from oncemore.log.sqlite.files import DiskReserve, begins_attempt, disk_full_error, ends_attempt
-from oncemore.log.sqlite.machine import BOOT_CLOCK
 from oncemore.log.sqlite.maintenance import SqliteMaintenance
 from oncemore.log.sqlite.queries import LAST_SEQ, SELECT_HEAD, fetch_rows, row_to_head
 from oncemore.log.sqlite.reader import ReaderConnection, SqliteReader
 from oncemore.log.store import JoinedWriteFailed, Stored
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Sequence
 
     from oncemore.log.group_commit import PendingBatch
@@ -362,7 +362,7 @@ class ReadOnlySqliteStore(ReadOnlyMixin, SqliteStore):
         # After a reboot the clock is set as a writer would set it, but not stored.
         same_boot = machine.boot_id() and meta.get("boot") == machine.boot_id()
         now = max(time.time(), meta.get("mark", 0.0))
-        self._wall_at_boot = float(meta["wall"] if same_boot else now - machine.seconds_since_boot())
+        self._wall_at_boot = float(meta["wall"] if same_boot else now - get_boot_time())
 
     def is_worker_gone(self, worker: str) -> bool:
         """Whether no process holds the lock of a worker's file; queries the lock without taking it."""
@@ -386,4 +386,4 @@ def _reset_stores_after_fork() -> None:
         store.reset_after_fork()
 
 
-os.register_at_fork(after_in_child=_reset_stores_after_fork)
+run_after_fork(_reset_stores_after_fork)

@@ -13,6 +13,7 @@ import stat
 from hashlib import sha256
 from pathlib import Path
 
+from oncemore._platform import BINARY, CLOSE_ON_EXEC, NO_BLOCKING
 from oncemore._values import Value
 from oncemore.policy.files.faults import FilePosition, policy_file_error
 
@@ -49,9 +50,7 @@ SIGNATURE_SUFFIXES: Final = (".dsse.json", ".sig", ".sigstore.json")
 MAX_BYTES: Final = 32 * 1024
 
 # O_NONBLOCK: opening a pipe without a writer would otherwise block.
-_OPEN_FLAGS: Final = (
-    os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-)
+_OPEN_FLAGS: Final = os.O_RDONLY | BINARY | CLOSE_ON_EXEC | NO_BLOCKING
 
 _FILE_KINDS: Final = {
     stat.S_IFDIR: "a folder",

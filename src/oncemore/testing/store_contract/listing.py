@@ -30,6 +30,8 @@ def heads_are_found_by_what_they_are_indexed_by(open_store: Opener) -> None:
 
     assert list_names() == ["run/2", "run/3", "run/1", "run/4"]
     assert list_names(due_by=20.0) == ["run/2", "run/3"]
+    # Everything that has a due time, in the order of it.
+    assert list_names(due_by=float("inf")) == ["run/2", "run/3", "run/1"]
     assert list_names(state="SOFT_FAIL") == ["run/2", "run/1"]
     assert list_names(step="load", due_by=99.0) == ["run/2", "run/1"]
     assert list_names(worker="w1") == ["run/2"]

@@ -1,0 +1,1 @@
+"""What the stores in a database server (PostgreSQL, MySQL) have in common."""
