@@ -264,7 +264,7 @@ def _append_commit(
 ) -> Script:
     """Append COMMIT with its events, and the breaker's and the resource's record where there are such."""
     head = outcome.head
-    # To the microsecond: the same number as `round(…, 6)`, which formats it and reads it again.
+    # To the microsecond, without the text that `round(…, 6)` formats and reads again.
     body["duration_s"] = round((now - head.record.started_at) * 1e6) / 1e6
     if outcome.usage is not None:
         body["usage"] = outcome.usage
