@@ -53,6 +53,9 @@ SPILLED = "spilled"
 MAX_LISTED = 2**31 - 1
 STORED, QUARANTINED = "STORED", "QUARANTINED"
 
+# Made once: `bytes | bytearray | memoryview` would be made anew by every call.
+_BYTES_TYPES = (bytes, bytearray, memoryview)
+
 
 class ArtifactStore:
     """Reads and writes objects in a backend, which is opened at first use; every read is verified."""
@@ -183,7 +186,7 @@ def _verify_file(file: BinaryIO, digest: str, size: int) -> BinaryIO:
 
 def read_chunks(content: Content) -> Iterator[bytes]:
     """Return content in chunks: bytes, the file at a path, or the rest of a binary file."""
-    if isinstance(content, bytes | bytearray | memoryview):
+    if isinstance(content, _BYTES_TYPES):
         view = memoryview(content).cast("B")
         yield from (bytes(view[start : start + CHUNK_BYTES]) for start in range(0, len(view), CHUNK_BYTES))
     elif isinstance(content, str | os.PathLike):

@@ -389,8 +389,9 @@ def new_uuid7(now: float) -> str:
     sort by time even within one millisecond.
     """
     ticks = int(now * 4_096_000)
-    ms, random_bits = f"{ticks >> 12:012x}", f"{_VARIANT | _draw_bits() >> 2:016x}"
-    return f"{ms[-12:-4]}-{ms[-4:]}-7{ticks & 0xFFF:03x}-{random_bits[:4]}-{random_bits[4:]}"
+    number = ticks >> 12 << 80 | 0x7 << 76 | (ticks & 0xFFF) << 64 | _VARIANT | _draw_bits() >> 2
+    digits = f"{number:032x}"
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 # A forked child would otherwise draw the same bits as its parent.

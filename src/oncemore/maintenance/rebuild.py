@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from oncemore.log.store import Entry, Store
     from oncemore.steps.history import FoldedHead, FoldedHeads
 
-PAGE_SIZE = 2_000
+# Every stage passes over the page again: small ones stay in the processor's cache (ADR 0097).
+PAGE_SIZE = 250
 #: The number of heads repaired in one transaction, and the number of mismatches that a report holds.
 REPAIR_BATCH, MAX_MISMATCHES = 200, 100_000
 

@@ -201,9 +201,9 @@ class Attempt:
         from oncemore.steps.inputs import add_input, digest_content, make_content_edge
 
         self._check_writable("use inputs", "uses no inputs")
-        make_label(name, media_type)
+        label = make_label(name, media_type)  # first: a wrong name is refused before the content is read
         digest, size = digest_content(content)
-        add_input(self._as_running(), make_content_edge(name, digest, size, media_type))
+        add_input(self._as_running(), make_content_edge(label, digest, size))
         return digest
 
     def transaction(self, connection: Any) -> Any:

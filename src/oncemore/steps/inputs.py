@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from oncemore.artifacts.artifact import OCTET_STREAM, make_label
+from oncemore.artifacts.artifact import OCTET_STREAM
 from oncemore.errors import PolicyViolation, UsageError
 from oncemore.policy.canonical_json import hash_bytes
 from oncemore.steps.history import find_opening, fold_entries
@@ -24,7 +24,7 @@ from oncemore.steps.history import find_opening, fold_entries
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from oncemore.artifacts.artifact import Artifact
+    from oncemore.artifacts.artifact import Artifact, ArtifactLabel
     from oncemore.artifacts.store import Content
     from oncemore.log.encryption import BodyCipher
     from oncemore.log.record import RunRecord
@@ -75,9 +75,8 @@ def make_artifact_edge(fields: dict[str, Any]) -> InputEdge:
     return {"kind": "artifact", **fields}
 
 
-def make_content_edge(name: str, digest: str, size: int, media_type: str | None) -> InputEdge:
+def make_content_edge(label: ArtifactLabel, digest: str, size: int) -> InputEdge:
     """Return the edge to content that the attempt has declared."""
-    label = make_label(name, media_type)
     edge = {"kind": "content", "name": label.name, "digest": digest, "size": size}
     return edge if label.media_type == OCTET_STREAM else {**edge, "media_type": label.media_type}
 

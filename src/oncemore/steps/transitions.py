@@ -217,9 +217,10 @@ def build_claim(
     if approval is not None:
         body = {**body, "approval": approval._asdict()}
     after = begin_attempt(run, plan.effect, terms.worker, now)
-    if terms.traceparent not in ("", run.traceparent, run.last_traceparent):
-        after = after._replace(last_traceparent=terms.traceparent)
-    if call.masking > run.masking:
+    traceparent = terms.traceparent
+    if traceparent and traceparent not in (run.traceparent, run.last_traceparent):
+        after = after._replace(last_traceparent=traceparent)
+    if call.masking and call.masking > run.masking:
         after = after._replace(masking=call.masking)
     return make(RecordChange, ((*opening, "RUNNING", "INTENT"), record, after, body))
 

@@ -173,7 +173,8 @@ class EnergyMeter:
         if attempt.reported is not None:
             cpu_s += attempt.reported.cpu_s
         # The usual case stores the two factors: the energy follows from them when the entry is read.
-        usage: dict[str, Any] = {"cpu_s": round(cpu_s, 6), "watts": model.core_watts}
+        # To the microsecond, at a tenth of the cost of `round(…, 6)`.
+        usage: dict[str, Any] = {"cpu_s": round(cpu_s * 1e6) / 1e6, "watts": model.core_watts}
         if attempt.reported is not None or model.memory_gb:
             del usage["watts"]
             energy, usage["method"] = self._estimate_all(attempt, cpu_s, read_clock(), usage)

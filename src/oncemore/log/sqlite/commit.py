@@ -32,7 +32,7 @@ from oncemore.log.sqlite.queries import HEAD_LIST, SELECT_HEAD, fetch_rows, row_
 from oncemore.log.store import Conflict, JoinedWriteFailed, Stored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -303,7 +303,9 @@ def _write_entry(
 ) -> int:
     """Update the head if it and the guards have their versions, and log the entry; return its seq, or 0."""
     entity, expect, header, body, own_hash, head, index = write
-    guard_values = [value for name, version in guards.items() for value in (name, version or None)]
+    guard_values: Sequence[Any] = ()
+    if guards:  # an entry that ends an attempt has none
+        guard_values = [value for name, version in guards.items() for value in (name, version or None)]
     if expect:
         entry = (own_hash, header, body, entity, expect)
         values: tuple[Any, ...] = (*entry, *guard_values, own_hash, head, *index, entity, expect)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from oncemore.log.store import Entry, Head, HeadQuery
 
 #: Entries that are read at a time.
-PAGE = 500
+PAGE = 250
 POLL_S = 0.02
 
 
