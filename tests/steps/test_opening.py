@@ -407,7 +407,7 @@ print(work(5))
 """
 
 
-def test_a_program_that_opens_a_store_and_does_not_enter_it_is_told(tmp_path: Path) -> None:
+def test_a_store_that_is_opened_and_not_entered_causes_a_warning(tmp_path: Path) -> None:
     for opened, says in (("oncemore.open('shop.db')", True), ("oncemore.open('shop.db').store", False)):
         (tmp_path / "program.py").write_text(PROGRAM.replace("print(work(5))", f"{opened}\nprint(work(5))"))
         done = subprocess.run(
