@@ -61,7 +61,8 @@ def list_images(text: str) -> list[DeployedImage]:
 @oncemore.retry(on="transient", attempts=4, timeout=30)
 def send(url: str, headers: dict[str, str], method: str = "GET") -> tuple[dict[str, str], bytes]:
     """Send a request; return the header fields and the body of the response."""
-    with urlopen(Request(url, headers=headers, method=method)) as response:  # noqa: S310 - https, or a test
+    request = Request(url, headers=headers, method=method)  # noqa: S310 - https, or a test
+    with urlopen(request, timeout=20) as response:  # noqa: S310
         return {name.lower(): value for name, value in response.headers.items()}, response.read()
 
 

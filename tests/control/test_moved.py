@@ -14,10 +14,10 @@ from oncemore import cli, outbox
 from oncemore.control import moved_log
 from oncemore.control.model import SWITCHES_ENTITY
 from oncemore.errors import NotPermitted, StaleDecision, StoreError
-from oncemore.limits import shared_breaker
 from oncemore.log.memory import MemoryStore
 from oncemore.log.store import HeadQuery
 from oncemore.maintenance import copy
+from oncemore.queries import limits
 from oncemore.steps.engine import Engine
 from tests.control import deeds
 
@@ -76,7 +76,7 @@ VERBS: dict[str, Callable[[Engine], object]] = {
     "cooldowns.bring_in": lambda engine: engine.cooldowns.import_record(
         "file A-9", {"attempt_count_total": 7}, **WHY
     ),
-    "breakers.reset": lambda engine: shared_breaker.reset_breaker(engine, "bank", "because", "operator"),
+    "breakers.reset": lambda engine: limits.reset_breaker(engine, "bank", "because", "operator"),
     "redeliver": lambda engine: outbox.OutboxRelay(engine, {"*": print}).redeliver(
         next(iter(engine.store.list_heads(HeadQuery("event")))).entity.removeprefix("event/"),
         reason="because",

@@ -79,7 +79,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "control without a bucket": lambda: oncemore.open("a.db", control=f"nats://ada:{CANARY}@host"),
     "control with a bad port": lambda: oncemore.open("a.db", control=f"nats://ada:{CANARY}@host:x/bucket"),
     "control of another type": lambda: oncemore.open("a.db", control=[f"nats://ada:{CANARY}@host/x"]),
-    "notify of another scheme": lambda: oncemore.open("a.db", notify=f"amqp://ada:{CANARY}@host/x"),
+    "notify of another scheme": lambda: oncemore.open("a.db", notify=f"smtp://ada:{CANARY}@host/x"),
     "notify of another type": lambda: oncemore.open("a.db", notify={"x": [f"https://ada:{CANARY}@host/x"]}),
     "notify without a list": lambda: oncemore.open("a.db", notify=7.5),
     "notify with a password": lambda: oncemore.open("a.db", notify=f"https://ada:{CANARY}@host/x"),
@@ -128,7 +128,7 @@ def test_no_refusal_and_no_repr_shows_a_secret(what: str) -> None:
     "text",
     [
         'store = ["postgresql://ada:{0}@host/db"]', 'control = "redis://ada:{0}@host/x"',
-        'notify = "amqp://ada:{0}@host/x"', 'notify = [{{command = "notify --password {0}"}}]',
+        'notify = "smtp://ada:{0}@host/x"', 'notify = [{{command = "notify --password {0}"}}]',
         'notify = [{{webhook = "https://ada:{0}@host/"}}]', 'artifacts = 7\nstore = "oracle://ada:{0}@host/db"',
     ],
 )  # fmt: skip

@@ -300,7 +300,7 @@ def test_watching_prints_each_alert_once_when_its_episode_begins(
 
     # Only the waits of this command: the engine has waits of its own.
     monkeypatch.setattr("oncemore.cli.alerts.time", SimpleNamespace(sleep=wait))
-    words = ["alerts", "--store", str(path), "--watch", "--every", "2s", "--exhausted", "0.9"]
+    words = ["report", "alerts", "--store", str(path), "--watch", "--every", "2s", "--exhausted", "0.9"]
     # 130 is the exit code of a command that was ended by Ctrl-C.
     assert cli.run_command(words) == 130
     assert checks == [2.0, 2.0, 2.0]

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from oncemore._replace_file import replace_file
 from oncemore.lint.check import check_bytes, decode_source
 from oncemore.lint.edits import apply_edits, choose_edits
 from oncemore.lint.settings import LintSettings, LintUsageError, matches_pattern
@@ -181,4 +180,7 @@ def describe_change(before: bytes, after: bytes, path: str) -> str:
 def replace_source(path: Path, data: bytes) -> None:
     """Replace the content of a source file in one step; its permissions and links to it stay."""
     target = Path(os.path.realpath(path))
+    # Imported here: the linter also runs where only its own folder can be imported.
+    from oncemore._replace_file import replace_file
+
     replace_file(target, data, stat.S_IMODE(target.stat().st_mode))

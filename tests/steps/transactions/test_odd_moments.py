@@ -49,7 +49,7 @@ def test_a_table_that_cannot_be_made_is_told_by_who_misses_it(
 
 def test_what_is_committed_is_not_undone(tmp_path: Path) -> None:
     mark = transactions.AppliedMark(
-        SimpleNamespace(awaits=False), None, SimpleNamespace(step="s", key="k", fence=1), ""
+        SimpleNamespace(awaits=False, dialect="sqlite"), None, SimpleNamespace(step="s", key="k", fence=1), ""
     )  # type: ignore[arg-type]
     mark.finished = True
     assert transactions.roll_back(mark) is None
