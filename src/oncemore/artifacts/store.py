@@ -52,7 +52,6 @@ RESULT_NAME = "$result"
 SPILLED = "spilled"
 MAX_LISTED = 2**31 - 1
 STORED, QUARANTINED = "STORED", "QUARANTINED"
-
 # Made once: `bytes | bytearray | memoryview` would be made anew by every call.
 _BYTES_TYPES = (bytes, bytearray, memoryview)
 

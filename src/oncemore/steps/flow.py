@@ -113,9 +113,8 @@ def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None)
             is_guess = False
             continue
         if breaker_pass is None:
-            # All fields in order, as in `_append_commit`: names cost three times as much.
-            append = (ready, claim, plan.effect != "pure", (), None, (), guards, not approved)
-            op = make(AppendChange, append)
+            fields = (ready, claim, plan.effect != "pure", (), None, (), guards, not approved)
+            op = make(AppendChange, fields)
         else:
             op = breaker_pass.build_claim(ready, claim, now, guards, late=not approved)
         claimed = yield op
