@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,8 +21,9 @@ from oncemore.testing import instant_waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ROOT / "docs" / "retry-loop" / "examples"
 TITLES = [scenario.title for scenario in list_scenarios()]
 
 
@@ -98,6 +101,7 @@ def test_a_file_that_was_altered_is_found(engine: oncemore.Engine, monkeypatch: 
 def test_a_log_that_was_altered_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = named("permanent")._replace(states="PENDING(1) RUNNING(1) COMPLETE(1)")
     monkeypatch.setattr(kfm_loop_demo, "list_scenarios", lambda: (named("success"), wrong))
+    monkeypatch.setattr(kfm_loop_demo, "PROGRAMS", {})
     out = io.StringIO()
     assert kfm_loop_demo.main(out, plain=True, scenario="all") == 1
     assert "1 differences." in out.getvalue()
@@ -120,9 +124,9 @@ def test_a_late_report_is_done_in_time_with_the_bias_and_misses_its_deadline_wit
 def test_one_scenario_is_played_alone_and_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run_command(["demo", "kfm-loop", "--list"]) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert listed == list(dict.fromkeys(scenario.name for scenario in list_scenarios()))
     assert listed[:2] == ["success", "two-soft-fails"]
-    assert listed[-1] == "deadline-catchup"
+    # All six scenarios of the document's folders.
+    assert {page.stem.removeprefix("scenario-") for page in PAGES.glob("*/scenario-*.md")} == set(listed[5:])
     assert cli.run_command(["demo", "kfm-loop", "--plain", "--scenario", "permanent"]) == 0
     out = capsys.readouterr().out
     assert out.count("replayed: ") == 1
@@ -142,5 +146,30 @@ def test_the_command_shows_and_replays_all_of_them() -> None:
     for title in TITLES:
         assert f"\n{title}: " in run.stdout
     assert run.stdout.count("replayed: ") == len(TITLES) == 7
-    assert run.stdout.endswith("All 7 agree with their logs.\n")
-    assert max(map(len, run.stdout.splitlines())) <= 80
+    replayed, agreed, programs = run.stdout.partition("All 7 agree with their logs.\n")
+    assert agreed
+    assert max(map(len, replayed.splitlines())) <= 80
+    # The last line of what each program prints.
+    for text in (
+        "November: 18 of 18 reports done", "52 parts done at 08:12, due at 09:00", "carbon: 37.2 g, of which",
+        "COMPLETE after the decision of the council's reviewer", "tile 3: COMPLETE",
+    ):  # fmt: skip
+        assert text in programs
+
+
+def test_a_program_is_found_in_a_wheel_and_a_missing_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    wheel = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    in_wheel, in_source = kfm_loop_demo.PROGRAM_FOLDERS
+    assert wheel == {str(in_source.relative_to(ROOT)): str(in_wheel.relative_to(ROOT / "src"))}
+    (tmp_path / "carbon_clamp.py").write_text("print('the one in the wheel')")
+    monkeypatch.setattr(kfm_loop_demo, "PROGRAM_FOLDERS", (tmp_path, in_source))
+    assert cli.run_command(["demo", "kfm-loop", "--scenario", "carbon-clamp"]) == 0
+    assert "the one in the wheel" in capsys.readouterr().out
+    monkeypatch.setattr(kfm_loop_demo, "PROGRAM_FOLDERS", (tmp_path,))
+    assert cli.run_command(["demo", "kfm-loop", "--scenario", "thrash-control"]) == 2
+    assert "thrash_control.py of scenario thrash-control is not installed" in " ".join(
+        capsys.readouterr().err.split()
+    )

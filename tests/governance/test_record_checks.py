@@ -174,3 +174,40 @@ def test_an_attempt_that_a_person_has_allowed_beyond_the_bound_is_not_a_finding(
     decision = {"decision": {"action": "rerun", "actor": "operator", "reason": "once more"}}
     append(engine, key, ("DECISION",), decision, max_attempts=9)
     assert rules(engine) == []
+
+
+REMOVALS = {
+    "the body of an attempt": "UPDATE log SET body = NULL WHERE entity LIKE 'run/%' AND version = 4",
+    "the record of an attempt": "DELETE FROM log WHERE entity LIKE 'run/%' AND version = 2",
+    "all records of the run": "DELETE FROM log WHERE entity LIKE 'run/%'",
+    "its last records": "DELETE FROM log WHERE entity LIKE 'run/%' AND version > 4",
+}
+
+
+@pytest.mark.req("TELEM-10", "CI-3")
+@pytest.mark.parametrize("removal", REMOVALS.values(), ids=list(REMOVALS))
+def test_removed_records_of_a_retried_run_fail_the_check(tmp_path: Any, removal: str) -> None:
+    import sqlite3
+
+    from click.testing import CliRunner
+
+    from oncemore.cli.commands import root
+    from oncemore.testing import instant_waits
+
+    path, errors = tmp_path / "log.db", [TransientError("1"), TransientError("2")]
+
+    @oncemore.step(effect="idempotent", name="work")
+    def work() -> None:
+        if errors:
+            raise errors.pop()
+
+    with instant_waits(), oncemore.open(path):
+        work()
+    arguments = ["check", "records", "--store", str(path)]
+    assert CliRunner().invoke(root, arguments, standalone_mode=False).return_value == 0
+    with sqlite3.connect(path) as connection:
+        assert connection.execute(removal).rowcount
+    connection.close()
+    result = CliRunner().invoke(root, arguments, standalone_mode=False)
+    assert result.return_value == 1
+    assert result.stdout.startswith("telemetry_missing: ")

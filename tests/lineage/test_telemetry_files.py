@@ -18,12 +18,13 @@ from oncemore.demo.kfm_rules.stac_server import COLLECTION, RETRY_AFTER, SLOW_DO
 from oncemore.lineage import telemetry_files
 from oncemore.lineage.exports import ExportOptions, write_telemetry
 from oncemore.lineage.history import AttemptHistory, RunHistory, sum_measured
-from oncemore.lineage.telemetry_files import FOCUS, PATTERNS
+from oncemore.lineage.telemetry_files import ENERGY, FOCUS, PATTERNS
 from oncemore.log.record import RunRecord
 from oncemore.profiles.kfm.loop import TransientError, retry_loop
 from oncemore.queries.run_histories import HistoryFilter, read_histories
 from oncemore.queries.stores import open_read_only
 from oncemore.telemetry.energy import build_snapshot
+from oncemore.telemetry.records import SCHEMAS as SCHEMA_NAMES
 from oncemore.testing import instant_waits
 from tests.lineage.in_process import run_here
 
@@ -54,9 +55,11 @@ def check_file(path: Path) -> dict[str, Any]:
     document = json.loads(path.read_text(encoding="utf-8"))
     make_validator(document["schema"]).validate(document)
     ids = [
-        record["record_id"] for section in ("records", "operations") for record in document.get(section, ())
+        (section, record["record_id"])
+        for section in ("records", "operations", "energy", "carbon")
+        for record in document.get(section, ())
     ]
-    assert len(ids) == len(set(ids)), "a record is in a file once"
+    assert len(ids) == len(set(ids)), "a record is in a section once"
     return document  # type: ignore[no-any-return]
 
 
@@ -181,12 +184,16 @@ def measured_run(*energies: float | None, reason: str = "no counter") -> RunHist
         snapshot = {
             **build_snapshot({"duration_s": 1.0}, ends_attempt=True), **usage,
             "carbon_kgCO2e": None if energy is None else energy / 2,
-            "unavailable": {} if energy is not None else {"energy_kWh": reason, "carbon_kgCO2e": reason},
+            "unavailable": {
+                **({} if energy is not None else {"energy_kWh": reason, "carbon_kgCO2e": reason}),
+                "grid_intensity_g_per_kWh": "no source is configured",
+            },
         }  # fmt: skip
         state = "COMPLETE" if is_last else "SOFT_FAIL"
         record = {
             "telemetry_snapshot": snapshot, "decision_proof": None, "state": state, "attempt": number,
             "node_id": "work", "error": None if is_last else {"code": "HTTP_503"},
+            "run_id": "r1", "idempotency_key": "k" * 64, "at": number + 0.5,
         }  # fmt: skip
         error = record["error"]
         attempts.append(
@@ -227,7 +234,35 @@ def test_a_missing_figure_is_null_with_its_reason(tmp_path: Path) -> None:
         assert list(validator.iter_errors(broken)), changes
 
 
-@pytest.mark.parametrize("name", ["focus-telemetry-v1", "patterns-telemetry-v1"])
+@pytest.mark.req("TELEM-11")
+def test_the_four_schemas_ship_and_validate_the_records_of_the_exports(both: Path, tmp_path: Path) -> None:
+    files = export(read_log(both), tmp_path)
+    exported = {
+        "pipelines-retries-rules-v1": files[FOCUS]["records"],
+        "retry-loop-v1": files[PATTERNS]["records"],
+        "energy-v2": files[ENERGY]["energy"],
+        "carbon-v2": files[ENERGY]["carbon"],
+    }
+    assert set(exported) == set(SCHEMA_NAMES)
+    for name, records in exported.items():
+        jsonschema.Draft202012Validator.check_schema(load_schema(name))
+        assert len(records) >= 3
+        for record in records:
+            make_validator(name).validate(record)
+            # Each required field is asked for: the schema is not one that accepts everything.
+            for field in load_schema(name)["required"]:
+                broken = {key: value for key, value in record.items() if key != field}
+                assert not make_validator(name).is_valid(broken), (name, field)
+    # Both runs are there, with all five attempts, and the figures agree with those of the other files.
+    assert {record["node_id"] for record in files[ENERGY]["energy"]} == {STAGE, "report"}
+    totals = files[ENERGY]["totals"]
+    assert (totals["attempts"], totals["unmeasured_attempts"]) == (5, 0)
+    polled = sum(each["energy_kWh"] for each in files[ENERGY]["energy"] if each["node_id"] == STAGE)
+    assert polled == pytest.approx(files[FOCUS]["operations"][0]["energy_wh"] / 1000)
+    assert {record["method"] for record in files[ENERGY]["carbon"]} <= {"cpu_time", "rapl"}
+
+
+@pytest.mark.parametrize("name", ["focus-telemetry-v1", "patterns-telemetry-v1", "energy-telemetry-v1"])
 def test_the_schemas_are_json_schema(name: str) -> None:
     jsonschema.Draft202012Validator.check_schema(load_schema(name))
     assert load_schema(name)["title"] == name

@@ -1,10 +1,14 @@
 """Tuning follows the arithmetic of G-9."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oncemore.maintenance.replay import recompute_decision
 from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.canonical_json import encode_canonical
 from oncemore.policy.decide import Situation, decide_retry
 from oncemore.policy.model import Failure
 from oncemore.policy.policy import Policy
@@ -23,32 +27,37 @@ def tuned(
     return min(tune_delay(b, knobs, signals, 900.0, 10.0, left).delay_s, left - 10.0)
 
 
-@pytest.mark.parametrize(
-    ("intensity", "price", "buffer", "delay"),
-    [
-        (200, 0.10, 7200, 40),
-        (375, 0.10, 7200, 60),
-        (500, 0.10, 7200, 80),
-        (620, 0.31, 7200, 100),
-        (620, 0.31, 900, 50),
-        (620, 0.31, 0, 1),
-    ],
-)
-def test_the_six_rows_hold_exactly(intensity: float, price: float, buffer: float, delay: float) -> None:
-    assert tuned(40.0, intensity, price, buffer) == delay
+# Intensity, price and buffer; then the carbon, price and risk terms, and the delay.
+SIX_ROWS = [
+    (200, 0.10, 7200, 0, 0, 0, 40),
+    (375, 0.10, 7200, 0.5, 0, 0, 60),
+    (500, 0.10, 7200, 1, 0, 0, 80),
+    (620, 0.31, 7200, 1, 1, 0, 100),
+    (620, 0.31, 900, 1, 1, 0.5, 50),
+    (620, 0.31, 0, 1, 1, 1, 1),
+]
 
 
-def test_the_six_rows_hold_through_a_whole_decision() -> None:
+@pytest.mark.req("TUNE-5")
+@pytest.mark.parametrize("row", SIX_ROWS)
+def test_the_six_rows_hold_exactly_in_a_decision_and_when_it_is_computed_again(
+    row: tuple[float, ...],
+) -> None:
+    intensity, price, buffer, *expected = row
     policy = Policy(
         max_attempts=6, schedule=Schedule("fixed", delays=(40.0,)), jitter=Jitter("none"), max_delay_s=900.0,
         tuning=DEFAULT,
     )  # fmt: skip
-    for intensity, price, buffer, delay in ((200, 0.1, 7200, 40), (620, 0.31, 900, 50), (620, 0.31, 0, 1)):
-        at = Situation(
-            1, FAILURE, "RETRYABLE", 1000.0, deadline=1000.0 + buffer + 20.0, expected_s=10.0,
-            signals=QUEUE._replace(grid_intensity=float(intensity), energy_price=price),
-        )  # fmt: skip
-        assert decide_retry(policy, at).delay_s == delay
+    at = Situation(
+        1, FAILURE, "RETRYABLE", 1000.0, deadline=1000.0 + buffer + 20.0, expected_s=10.0,
+        signals=QUEUE._replace(grid_intensity=intensity, energy_price=price),
+    )  # fmt: skip
+    proof = decide_retry(policy, at).proof()
+    # From the recorded inputs alone, as a reader of the log has them.
+    for one in (proof, recompute_decision(json.loads(encode_canonical(proof))).proof()):
+        terms = one["terms"]["tuned"]
+        assert [terms["carbon"], terms["price"], terms["risk"], one["delay_s"]] == expected
+    assert tuned(40.0, intensity, price, buffer) == expected[-1]
 
 
 def test_a_dirty_grid_lengthens_the_delay() -> None:

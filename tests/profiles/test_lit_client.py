@@ -6,11 +6,14 @@ import errno
 import json
 import logging
 import pickle
+import sqlite3
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from email.utils import formatdate
+from io import StringIO
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
@@ -22,8 +25,16 @@ from oncemore.classifiers.classify import classify
 from oncemore.demo.core_server import LOST, STALLED, CoreServer
 from oncemore.policy import files
 from oncemore.profiles import lit
-from oncemore.profiles.lit import CoreClient, CoreClientError, CoreClientHTTPError, ExhaustionAlert, context
+from oncemore.profiles.lit import (
+    CoreClient,
+    CoreClientError,
+    CoreClientHTTPError,
+    ExhaustionAlert,
+    Persistence,
+    context,
+)
 from oncemore.profiles.lit import policy as lit_policy
+from oncemore.telemetry import JsonLogFormatter
 from tests.servers.faults import (
     Behaviour,
     Server,
@@ -540,6 +551,59 @@ def test_exhaustion_is_logged_with_its_ids(clock: FakeClock, caplog: pytest.LogC
         "reason": "max_attempts_exceeded",
     }  # fmt: skip
     assert (core.counter.operations, core.counter.exhausted, core.counter.rate) == (1, 1, 1.0)
+
+
+@pytest.mark.req("TELEM-14")
+def test_every_line_is_json_and_exhaustion_and_locks_have_all_three_ids(
+    clock: FakeClock, tmp_path: Path
+) -> None:
+    text, errors = StringIO(), [ConnectionError("refused")]
+    handler, log = logging.StreamHandler(text), logging.getLogger("oncemore")
+    handler.setFormatter(JsonLogFormatter())
+
+    @oncemore.step(effect="idempotent", name="shop.charge")
+    def charge() -> int:
+        if errors:
+            raise errors.pop()
+        return 7
+
+    def write(connection: sqlite3.Connection) -> None:
+        connection.execute("CREATE TABLE finding (id TEXT)")
+
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.DEBUG)
+    try:
+        with (
+            serve(answers(503)) as server,
+            closing(sqlite3.connect(tmp_path / "lit.db")) as mine,
+            closing(sqlite3.connect(tmp_path / "lit.db", isolation_level=None)) as theirs,
+            oncemore.context(correlation_id="c-9"),
+            context(request_id="r-17", session_id="s-4"),
+        ):
+            with pytest.raises(CoreClientHTTPError):
+                client(server).call("/v1/analyze", {})
+            theirs.execute("BEGIN IMMEDIATE")
+            with pytest.raises(sqlite3.OperationalError):
+                Persistence(mine, counter=ExhaustionAlert()).write(write)
+            with oncemore.open("memory:"):
+                charge()
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+    lines = [json.loads(line) for line in text.getvalue().splitlines()]
+    steps = [line for line in lines if line["logger"] == "oncemore.steps"]
+    assert [(line["event"], line["attempt"]) for line in steps] == [
+        ("RunStarted", 1), ("AttemptStarted", 1), ("AttemptFailed", 1), ("AttemptStarted", 2),
+        ("RunCompleted", 2),
+    ]  # fmt: skip
+    assert {line["correlation_id"] for line in steps} == {"c-9"}
+    ended = [line for line in lines if line["logger"] == "oncemore.lit"]
+    kinds = ["exhausted" if "exhausted" in line["message"] else "lock" for line in ended]
+    assert kinds == ["exhausted", "lock", "lock", "lock", "exhausted"]
+    for line in ended:
+        ids = [line[name] for name in ("request_id", "session_id", "correlation_id")]
+        assert ids == ["r-17", "s-4", "c-9"]
 
 
 def test_a_permanent_failure_is_not_an_exhaustion(clock: FakeClock, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import xml.etree.ElementTree as ET
-from contextlib import suppress
+from contextlib import closing, suppress
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,10 +16,12 @@ import pytest
 import oncemore
 from oncemore import cli
 from oncemore.errors import UsageError
+from oncemore.lineage.exports import ExportOptions, write_telemetry
 from oncemore.profiles.exoarmur import RetryCategory, RetryError, RetryManager
 from oncemore.queries.documents import HeadingBlock, TableBlock, TextBlock, render_html, render_markdown
 from oncemore.queries.reliability_report import build_reliability
-from oncemore.queries.report_period import choose_bucket, group_attempts, load_period
+from oncemore.queries.report_period import choose_bucket, group_attempts, load_budgets, load_period
+from oncemore.queries.run_histories import HistoryFilter, read_histories
 from oncemore.queries.stores import open_read_only
 from oncemore.queries.sustainability_report import build_sustainability, compare_periods
 from oncemore.steps.history import export_records
@@ -25,8 +30,6 @@ from oncemore.testing import FakeClock
 from tests.queries.work import run_all_steps
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from oncemore.queries.report_period import ReportPeriod
 
 
@@ -41,18 +44,18 @@ def measured(tmp_path: Path) -> Path:
     path = tmp_path / "measured.db"
     signals = {"grid_intensity": 400.0, "energy_price": 0.25, "compute_unit_cost": 1.0}
 
-    @oncemore.step(effect="pure", name="etl.clean")
+    @oncemore.step(effect="pure", name="etl.clean", pipeline="etl")
     def clean(n: int) -> int:
         return sum(range(20_000)) + n
 
-    @oncemore.step(effect="idempotent", name="etl.load", on=TimeoutError)
+    @oncemore.step(effect="idempotent", name="etl.load", pipeline="etl", on=TimeoutError)
     def load_rows(n: int) -> int:
         sum(range(20_000))
         if oncemore.current().number == 1:
             raise TimeoutError("busy")
         return n
 
-    @oncemore.step(effect="idempotent", name="mail.send", on=TimeoutError, attempts=2)
+    @oncemore.step(effect="idempotent", name="mail.send", pipeline="mail", on=TimeoutError, attempts=2)
     def send(n: int) -> None:
         raise TimeoutError("no answer")
 
@@ -297,3 +300,71 @@ def test_runs_of_every_kind_are_read_from_a_memory_store() -> None:
         run_all_steps(engine)
         period = load_period(engine.store, 0.0, 4e9)
     assert len(period.runs) == 10
+
+
+def test_a_pipeline_is_the_recorded_one_in_reports_and_exports(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+
+    def work() -> int:
+        return 7
+
+    names = {"etl.load": "survey", "etl.clean": None, "plain": "survey"}
+    with oncemore.open(path):
+        for name, pipeline in names.items():
+            oncemore.step(effect="pure", name=name, pipeline=pipeline)(work)()
+    with open_read_only(str(path)) as store:
+        report = write_telemetry(read_histories(store, HistoryFilter()), tmp_path, "v1", ExportOptions())
+    focus = json.loads(Path(report.paths["focus-telemetry.json"]).read_text())
+    exported = {record["stage_name"]: record["pipeline_id"] for record in focus["records"]}
+    assert exported == {"etl.load": "survey", "etl.clean": work.__module__, "plain": "survey"}
+    period = load(path)
+    assert {one.run.step: one.run.pipeline for one in period.attempts} == exported
+    assert [group.name for group in group_attempts(period, "pipeline")] == sorted(set(exported.values()))
+
+
+def test_a_run_without_a_recorded_pipeline_is_named_by_its_step(measured: Path) -> None:
+    with closing(sqlite3.connect(measured)) as connection, connection:
+        # As logs of before pipelines were recorded have it.
+        connection.execute(
+            "UPDATE log SET body = CAST(replace(CAST(body AS TEXT), '\"pipeline\":', '\"other\":') AS BLOB)"
+        )
+    groups = {group.name for group in group_attempts(load(measured), "pipeline")}
+    assert groups == {"etl.clean", "etl.load", "mail.send"}
+
+
+def test_carbon_budgets_are_shown_with_their_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy, path = tmp_path / "nightly.yaml", tmp_path / "log.db"
+    policy.write_text(
+        "profile: nightly\nversion: '1'\npriority: P2\nretry_policy: {max_attempts: 3}\n"
+        "carbon_budget: {period: month, cap_kgCO2e: 2.0, slow_at: 0.9}\n"
+    )
+
+    @oncemore.step(effect="pure", policy=str(policy), name="report")
+    def report(item: int) -> int:
+        oncemore.current().add_usage(energy_kwh=0.4)
+        return item
+
+    october = datetime(2026, 10, 30, tzinfo=UTC)
+    with (
+        FakeClock(start=october) as clock,
+        oncemore.open(path, signals={"grid_intensity": 1000}, max_inline_wait_s=0) as engine,
+    ):
+        report(1)
+        report(2)
+        between = engine.now() + 3600
+        clock.advance(4 * 86_400)
+        report(3)
+        end = engine.now() + 3600
+    with open_read_only(str(path)) as store:
+        both = load_budgets(store, october.timestamp(), end)
+        first = load_budgets(store, october.timestamp(), between)
+        second = load_budgets(store, end - 7200, end)
+        assert load_budgets(store, 0.0, october.timestamp()) == ()
+    assert [(each.name, each.unit, each.cap_kg) for each in both] == [("nightly", "month", 2.0)] * 2
+    assert [each.used_kg for each in both] == pytest.approx([0.8, 0.4], abs=1e-3)
+    assert (first, second) == (both[:1], both[1:])
+    words = ["report", "sustainability", "--store", str(path), "--since", "2026-10-30", "--until", f"{end}"]
+    assert cli.run_command(words) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("nightly")]
+    assert [row[1:4] for row in rows] == [["month", "of", "2026-10-01"], ["month", "of", "2026-11-01"]]
+    assert [row[5:7] for row in rows] == [["2", "40.0%"], ["2", "20.0%"]]

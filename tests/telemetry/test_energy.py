@@ -424,7 +424,6 @@ def test_an_attempt_that_was_taken_over_counts_as_retrying() -> None:
     assert (run.total.energy_kWh, run.retries.energy_kWh) == (2.0, 2.0)
 
 
-# Without the mark of TELEM-11: no export has energy and carbon records of their own yet.
 def test_the_schemas_are_valid_and_validate_the_records(engine: oncemore.Engine) -> None:
     @oncemore.step(effect="pure", attempts=2, wait=oncemore.backoff.exponential(0.001), on=ConnectionError)
     def work() -> bool:

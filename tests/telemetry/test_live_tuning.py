@@ -16,6 +16,7 @@ from oncemore.policy.policy import NO_JITTER, Policy
 from oncemore.policy.tuning import Tuning
 from oncemore.steps.history import fold_entries
 from oncemore.telemetry import signal_board
+from oncemore.testing import FakeClock
 from tests.telemetry.signal_servers import serve_grid
 
 if TYPE_CHECKING:
@@ -68,12 +69,46 @@ def test_the_peak_price_lengthens_the_delay() -> None:
     assert proof_of({"energy_price": 0.25})["delay_s"] == 150.0
 
 
-def test_a_close_deadline_shortens_the_delay_and_a_deep_queue_too() -> None:
-    far = proof_of(DIRTY, deadline_s=86_400)["delay_s"]
-    near = proof_of(DIRTY, deadline_s=1_000)["delay_s"]
-    nearer = proof_of(DIRTY, deadline_s=500)["delay_s"]
-    assert far == 250.0
-    assert far > near > nearer >= 1.0
+def delay_with_queue(depth: int) -> float:
+    """Return the delay of a run that is due in 2,000 s, behind others that take 10 s each as it does."""
+
+    @oncemore.step(effect="pure", policy=TUNED, total_timeout=2_000)
+    def work() -> None:
+        clock.advance(10)
+        raise ConnectionError
+
+    signals = DIRTY | {"queue_depth": depth, "parallelism": 1}
+    with FakeClock() as clock, oncemore.open("memory:", signals=signals, max_inline_wait_s=0):
+        (proof,) = work.run().proofs
+    return float(proof["delay_s"])
+
+
+@pytest.mark.req("TUNE-3")
+def test_deadline_risk_shortens_the_delay_but_does_not_spend_a_spent_budget(tmp_path: Path) -> None:
+    by_deadline = [proof_of(DIRTY, deadline_s=left)["delay_s"] for left in (500, 1_000, 1_700, 3_000, 86_400)]
+    assert by_deadline == sorted(by_deadline)
+    assert (by_deadline[-1], by_deadline[0] < by_deadline[2] < by_deadline[-1]) == (250.0, True)
+    by_queue = [delay_with_queue(depth) for depth in (0, 20, 60, 120, 250)]
+    assert by_queue == sorted(by_queue, reverse=True)
+    assert by_queue[0] > by_queue[2] > by_queue[-1]
+    # The budget is spent by the first run; a deadline in ten minutes does not open it again.
+    for priority, status in (("P0", "COMPLETE"), ("P2", "PENDING")):
+        path = tmp_path / f"{priority}.yaml"
+        path.write_text(
+            f"profile: {priority.lower()}\nversion: '1'\npriority: {priority}\n"
+            f"retry_policy: {{max_attempts: 3}}\ntelemetry_tuning: {{enabled: true}}\n"
+            "carbon_budget: {period: month, cap_kgCO2e: 0.5, slow_at: 0.9}\n"
+        )
+
+        @oncemore.step(effect="pure", policy=str(path), name=f"report-{priority}", total_timeout=600)
+        def report(item: int) -> int:
+            oncemore.current().add_usage(energy_kwh=1.0)
+            return item
+
+        with oncemore.open("memory:", signals=DIRTY, max_inline_wait_s=0):
+            assert report.run(1).status == "COMPLETE"
+            late = report.run(2)
+            assert (late.status, late.reason) == (status, "autonomy_pause" if status == "PENDING" else "")
 
 
 @pytest.mark.req("TUNE-7")

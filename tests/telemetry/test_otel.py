@@ -25,6 +25,7 @@ import oncemore
 from oncemore.audit import AuditStream
 from oncemore.log.entry_codec import load_head
 from oncemore.policy.backoff import Schedule
+from oncemore.profiles.exoarmur import RetryManager
 from oncemore.steps.history import export_records
 from oncemore.telemetry import enable_opentelemetry, otel, otel_spans
 from oncemore.telemetry.records import list_attempt_ends
@@ -332,6 +333,49 @@ def test_a_token_and_a_coordinate_are_masked_in_audit_log_and_telemetry(
         assert "refused at" in str(texts), place
         for secret in ("abcdef1234567890", "38.97172", "95.23525"):
             assert secret not in str(texts), place
+
+
+@pytest.mark.req("LIN-9")
+def test_the_trace_of_audit_events_is_found_at_the_receiver(
+    engine: oncemore.Engine, clock: FakeClock, receiver: OtlpReceiver, reporting: Reporting
+) -> None:
+    stream = AuditStream()
+    manager = RetryManager()
+    manager.add_sink(stream)
+
+    async def operate(key: str | None) -> None:
+        errors = [ConnectionError("refused")]
+
+        async def work() -> int:
+            if errors:
+                raise errors.pop()
+            return 7
+
+        category = "RETRY_KV_GET" if key is None else "RETRY_KV_PUT"
+        await manager.execute_with_retry(category, "store", work, idempotency_key=key)
+
+    def call() -> None:
+        raise ConnectionError("refused")
+
+    with reporting.tracer.start_as_current_span("request"):
+        for key in (None, "order-1"):
+            asyncio.run(operate(key))
+        with pytest.raises(ConnectionError):
+            oncemore.retrying(call, on=ConnectionError, on_event=stream)()
+        make_step(7)(5)
+    events = [*stream]
+    (request,), (run,) = receiver.named("request"), receiver.named("oncemore.run shop.charge")
+    assert {event.event_type for event in events} >= {"retry_attempt", "retry_succeeded", "retry_exhausted"}
+    assert {event.trace_id for event in events} == {request.trace_id.hex()} == {run.trace_id.hex()}
+    # A caller's own id is kept, and no event names a trace outside a span or without OpenTelemetry.
+    with reporting.tracer.start_as_current_span("request"), oncemore.context(trace_id="own"):
+        asyncio.run(operate(None))
+    asyncio.run(operate(None))
+    reporting.export.disable()
+    with reporting.tracer.start_as_current_span("request"):
+        asyncio.run(operate(None))
+    later = [event.trace_id for event in stream][len(events) :]
+    assert later == ["own", "own", None, None, None, None]
 
 
 # Metrics --------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import structlog
 import oncemore
 from oncemore import events
 from oncemore.steps.step_log import _LINES
+from oncemore.telemetry import JsonLogFormatter
 from tests.telemetry.work import make_step
 
 if TYPE_CHECKING:
@@ -233,3 +234,21 @@ def test_a_program_without_handlers_shows_warnings_and_a_command_does_not(tmp_pa
     done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, cwd=tmp_path)
     assert "exec (" not in done.stderr
     assert "oncemore: exec: key" in done.stderr
+
+
+def test_a_json_line_has_every_field_and_stays_one_line() -> None:
+    text = StringIO()
+    handler, log = logging.StreamHandler(text), logging.getLogger("oncemore.test_json")
+    handler.setFormatter(JsonLogFormatter())
+    log.addHandler(handler)
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        log.exception("a\nb %s", 7, extra={"oncemore_step": object, "level": "no", "pairs": {(1, 2): 3}})
+    finally:
+        log.removeHandler(handler)
+    (line,) = text.getvalue().splitlines()
+    fields = json.loads(line)
+    assert (fields["message"], fields["level"], fields["logger"]) == ("a\nb 7", "ERROR", log.name)
+    assert (fields["step"], fields["pairs"]) == ("<class 'object'>", {})
+    assert "ValueError: two\nlines" in fields["traceback"]

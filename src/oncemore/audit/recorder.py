@@ -55,6 +55,21 @@ MAX_NAME_LENGTH = 200
 logger = logging.getLogger("oncemore.audit")
 
 
+#: Returns the id of the trace in which the caller is; set while OpenTelemetry is on.
+_find_trace_id: Callable[[], str | None] | None = None
+
+
+def set_trace_finder(find_trace_id: Callable[[], str | None] | None) -> None:
+    """Let events name the trace that the function returns; None ends that."""
+    global _find_trace_id
+    _find_trace_id = find_trace_id
+
+
+def current_trace_id() -> str | None:
+    """Return the id of the trace in which the caller is; None outside a span, and without OpenTelemetry."""
+    return None if _find_trace_id is None else _find_trace_id()
+
+
 class OperationIds(Value):
     """The tenant, correlation id and trace id of an operation, as its caller gave them."""
 
@@ -155,7 +170,7 @@ class AuditRecorder:
             "operation": self._operation,
             "tenant_id": self._ids.tenant_id,
             "correlation_id": self._ids.correlation_id,
-            "trace_id": self._ids.trace_id,
+            "trace_id": self._ids.trace_id or current_trace_id(),
             "timestamp": format_rfc3339(now),
             "policy": self.policy,
         }
@@ -309,7 +324,7 @@ def _convert_store_size(event: StoreSizeExceeded) -> AuditEvent:
         advice=event.advice,
         tenant_id=None,
         correlation_id=None,
-        trace_id=None,
+        trace_id=current_trace_id(),
         timestamp=format_rfc3339(clocks.current.wall()),
     )
 
@@ -331,7 +346,7 @@ def _convert_breaker(event: BreakerChanged) -> AuditEvent | None:
         until=format_rfc3339(event.until) if is_open else None,
         tenant_id=None,
         correlation_id=None,
-        trace_id=None,
+        trace_id=current_trace_id(),
         timestamp=format_rfc3339(clocks.current.wall()),
     )
 
@@ -344,7 +359,7 @@ def _convert_drift(event: ConfigDrifted) -> AuditEvent:
         stored_cfg_hash=event.stored_cfg_hash,
         tenant_id=event.tenant or None,
         correlation_id=event.correlation_id or None,
-        trace_id=None,
+        trace_id=current_trace_id(),
         timestamp=format_rfc3339(clocks.current.wall()),
         policy=event.policy or None,
     )

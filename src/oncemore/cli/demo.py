@@ -19,6 +19,7 @@ oncemore demo --keep --seed 7
 oncemore demo kfm-loop
 oncemore demo kfm-loop --list
 oncemore demo kfm-loop --scenario deadline-catchup
+oncemore demo kfm-loop --scenario monthly-carbon-cap
 oncemore demo kfm-rules
 oncemore demo kfm-rules --real-time
 oncemore demo nova-cat
@@ -60,7 +61,8 @@ def demo(story: str, **options: str | bool | None) -> int:
     duplicated or lost.
 
     kfm-loop: a day of urgent and of patient work on a grid, with carbon signals off and on. --scenario runs
-    a reference scenario of the KFM loop, or all, and replays it from its log.
+    a reference scenario of the KFM loop, or all: short ones are replayed from their logs, longer ones are
+    programs on a test clock. --list names them.
 
     kfm-rules: a STAC catalogue that throttles, fails and delivers bad data, under the KFM retry rules, and
     the ledgers of it. The server's own log checks the result. Exit code 1 if a scene did not hold.

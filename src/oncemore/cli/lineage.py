@@ -248,8 +248,9 @@ def telemetry(store: Store, release: str, folder: Path, **wanted: Any) -> Comman
     """Write the telemetry files of a release.
 
     releases/VERSION/focus-telemetry.json has a record for each attempt and a compliance record for each
-    finished run; patterns-telemetry.json has the transitions of runs under a policy of the retry loop. A
-    file that exists is merged: no record is in it twice.
+    finished run; patterns-telemetry.json has the transitions of runs under a policy of the retry loop;
+    energy-telemetry.json has the energy and the carbon of each attempt. A file that exists is merged: no
+    record is in it twice.
     """
     from oncemore.lineage import exports
 

@@ -157,11 +157,9 @@ def complete_policies(ctx: click.Context, param: click.Parameter, incomplete: st
 
 def complete_scenarios(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Complete the name of a scenario of `oncemore demo kfm-loop`."""
-    from oncemore.demo.kfm_loop_demo import ALL, list_scenarios
+    from oncemore.demo.kfm_loop_demo import list_names
 
-    # Several scenarios share a name; a dictionary removes the duplicates and keeps the order.
-    names = (*(scenario.name for scenario in list_scenarios()), ALL)
-    return list(dict.fromkeys(name for name in names if name.startswith(incomplete)))
+    return [name for name in list_names() if name.startswith(incomplete)]
 
 
 def _print_version(context: click.Context, _: click.Parameter, is_given: bool) -> None:

@@ -4,11 +4,16 @@ Real runs in a temporary store, under the numbers of the profile; only the waits
 at once. The demo prints the log of each scenario, entry by entry, and replays it: hash chain and states are
 read again, decisions are computed again from their recorded inputs, artifacts are compared with their
 digests. A replay executes nothing.
+
+Scenarios that take hours or a month are programs of their own, to read and to copy: `examples/retry-loop` in
+the source, and the folder `retry_loop` beside this module in a wheel. The demo runs the program itself.
 """
 
 from __future__ import annotations
 
+import runpy
 import tempfile
+from contextlib import redirect_stdout
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -119,6 +124,19 @@ TIME_LEFT_S = 900.0
 CATCHUP = "deadline-catchup"
 #: The name for `--scenario` that selects every scenario.
 ALL = "all"
+#: The scenarios that are programs of their own, and what each shows.
+PROGRAMS = {
+    "monthly-carbon-cap": "the carbon of a month nears its cap: reports slow down and pause, nowcasts go on",
+    "offhours-slowdown": "at night a report runs one part at a time, and is done in time",
+    "carbon-clamp": "a nowcast fails on a dirty grid: its delays are stretched by a quarter at most",
+    "care-escalation": "a protected tile fails: no retry, and a person decides before it goes on",
+    "thrash-control": "a signal swings around its threshold: the level changes twice, not ten times",
+}
+#: Where a program is in a wheel, and in the source.
+PROGRAM_FOLDERS = (
+    Path(__file__).parent / "retry_loop",
+    Path(__file__).parents[3] / "examples" / "retry-loop",
+)
 
 
 def _deadline_scenarios(soft: list[str]) -> tuple[LoopScenario, LoopScenario]:
@@ -144,13 +162,35 @@ def _deadline_scenarios(soft: list[str]) -> tuple[LoopScenario, LoopScenario]:
     )  # fmt: skip
 
 
+def list_names() -> list[str]:
+    """Return all names for `--scenario`."""
+    # Several runs share a name; a dictionary removes the duplicates and keeps the order.
+    return list(dict.fromkeys([*(one.name for one in list_scenarios()), *PROGRAMS, ALL]))
+
+
 def select_scenarios(name: str) -> tuple[LoopScenario, ...]:
-    """Return the runs of one scenario, or of all of them."""
-    found = tuple(one for one in list_scenarios() if name in (ALL, one.name))
-    if not found:
-        known = ", ".join(dict.fromkeys(one.name for one in list_scenarios()))
-        raise UsageError(f"there is no scenario {name!r}; there are {known}, {ALL}")
-    return found
+    """Return the runs of one scenario, or of all of them; none if it is a program."""
+    if name not in list_names():
+        raise UsageError(f"there is no scenario {name!r}; there are {', '.join(list_names())}")
+    return tuple(one for one in list_scenarios() if name in (ALL, one.name))
+
+
+def find_program(name: str) -> Path:
+    """Return the file of a scenario that is a program of its own."""
+    file = f"{name.replace('-', '_')}.py"
+    for folder in PROGRAM_FOLDERS:
+        if (folder / file).is_file():
+            return folder / file
+    raise UsageError(f"the program {file} of scenario {name} is not installed; install oncemore again")
+
+
+def play_program(name: str, terminal: LiveTerminal, out: TextIO) -> None:
+    """Run the program of a scenario, and say where it is."""
+    path = find_program(name)
+    terminal.write_paragraph(f"{name}: {PROGRAMS[name]}", "bold")
+    with silence_logging(), redirect_stdout(out):
+        runpy.run_path(str(path), run_name="__main__")
+    terminal.write_paragraph(f"The program: {path}", "dim")
 
 
 class ReplayCheck(NamedTuple):
@@ -250,9 +290,10 @@ def replay_lines(check: ReplayCheck, width: int) -> list[Line]:
 def print_scenarios(out: TextIO) -> int:
     """Print the names and titles of the scenarios."""
     # Runs that share a name are one scenario.
-    for name in dict.fromkeys(one.name for one in list_scenarios()):
-        titles = [one.title for one in list_scenarios() if one.name == name]
-        out.write(f"{name:<18}{'; '.join(titles)}\n")
+    titles = {name: [title] for name, title in PROGRAMS.items()}
+    for one in list_scenarios():
+        titles.setdefault(one.name, []).append(one.title)
+    out.writelines(f"{name:<20}{'; '.join(titles[name])}\n" for name in list_names()[:-1])
     return 0
 
 
@@ -261,8 +302,18 @@ def main(out: TextIO, *, plain: bool = False, scenario: str | None = None) -> in
     if scenario is None:
         return kfm_loop_story.main(out, plain=plain)
     scenarios = select_scenarios(scenario)
-    terminal, faults = LiveTerminal(out, plain=plain), 0
-    width = terminal.terminal_size()[0]
+    terminal = LiveTerminal(out, plain=plain)
+    faults = _play_and_replay(scenarios, terminal) if scenarios else 0
+    for name in PROGRAMS if scenario == ALL else [scenario] if scenario in PROGRAMS else []:
+        if scenarios:
+            terminal.write_line()
+        play_program(name, terminal, out)
+    return 1 if faults else 0
+
+
+def _play_and_replay(scenarios: tuple[LoopScenario, ...], terminal: LiveTerminal) -> int:
+    """Execute scenarios, print and replay each; return the number of differences."""
+    faults, width = 0, terminal.terminal_size()[0]
     terminal.write_paragraph(
         "The reference scenarios of the KFM loop, under its policies, in a temporary store. Waits are "
         "decided and stored as always, and end at once."
@@ -283,4 +334,4 @@ def main(out: TextIO, *, plain: bool = False, scenario: str | None = None) -> in
         f"All {len(scenarios)} agree with their logs." if len(scenarios) > 1 else "It agrees with its log."
     )
     terminal.write_paragraph(agree if not faults else f"{faults} differences.", "bold")
-    return 1 if faults else 0
+    return faults

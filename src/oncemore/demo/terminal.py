@@ -38,11 +38,14 @@ def silence_logging() -> Iterator[None]:
     """Keep oncemore's log messages off the screen; the demo itself shows stores and failures."""
     # A handler of its own keeps logging's last-resort handler from printing warnings to stderr.
     log, quiet = logging.getLogger("oncemore"), logging.NullHandler()
+    level = log.level
     log.addHandler(quiet)
     try:
         yield
     finally:
         log.removeHandler(quiet)
+        # A program of an example may have set it.
+        log.setLevel(level)
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 The checks read the log and nothing else. Each rule is about entries that a correct engine writes in every
 case, so that a finding is a bug, a foreign writer, or an edit of the log:
 
-    telemetry_missing    an attempt ended, and its entry lacks the duration, or class and type of its error
+    telemetry_missing    an attempt ended, and its entry lacks the duration, or class and type of its error;
+                         or entries of a run are gone, or have lost their bodies without a prune or an erase
     forbidden_retry      an attempt followed an error that no policy retries, without a decision of a person
     too_many_attempts    an attempt began beyond the bound of its run
     bound_raised         the bound of a run was raised without a recorded decision (GOV-13)
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore._values import Value
 from oncemore.governance.signed_decisions import find_decision_faults
-from oncemore.log.entry_codec import decode_header, read_body
+from oncemore.log.entry_codec import decode_head, decode_header, read_body
 from oncemore.log.record import RunRecord, apply_header
 from oncemore.maintenance.tasks import read_head_pages
 from oncemore.policy.verdict import NEVER_RETRIED
@@ -28,12 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from oncemore.log.encryption import BodyCipher
-    from oncemore.log.store import Entry, Store
+    from oncemore.log.store import Entry, Head, Store
 
 #: The largest number of findings of a report; the rest is only counted.
 MAX_FINDINGS = 1000
 #: Codes of attempts that were stopped from outside: such work goes on by itself, which is not a retry.
 _STOPPED = ("CANCELLED", "INTERRUPTED", "EXIT", "GENERATOR_EXIT")
+#: Marks of the entry that says that the bodies before it were removed on purpose.
+_REMOVALS = frozenset(("PRUNE", "ERASE"))
 _FORBIDDEN = frozenset(NEVER_RETRIED) - frozenset(_STOPPED)
 
 
@@ -68,7 +71,7 @@ def check_records(store: Store, cipher: BodyCipher | None = None) -> RecordRepor
         for head in page:
             checked = list(store.read_entries(head.entity))
             runs, entries = runs + 1, entries + len(checked)
-            for finding in check_run(checked, cipher):
+            for finding in check_run(head, checked, cipher):
                 if len(findings) < MAX_FINDINGS:
                     findings.append(finding)
                 else:
@@ -83,9 +86,14 @@ def check_records(store: Store, cipher: BodyCipher | None = None) -> RecordRepor
     return RecordReport(runs, entries, tuple([*findings, *signatures][:MAX_FINDINGS]), more)
 
 
-def check_run(entries: Iterable[Entry], cipher: BodyCipher | None = None) -> Iterator[RecordFinding]:
+def check_run(
+    head: Head, entries: Iterable[Entry], cipher: BodyCipher | None = None
+) -> Iterator[RecordFinding]:
     """Yield the findings about the entries of one run's entity, in order."""
     before: RunRecord | None = None
+    # Entries without a body, until a later one says that they were pruned or erased.
+    bare: list[RecordFinding] = []
+    present = 0
     # The error of the last failed attempt, if no policy retries it and no person has decided since.
     forbidden = ""
     for entry in entries:
@@ -107,9 +115,31 @@ def check_run(entries: Iterable[Entry], cipher: BodyCipher | None = None) -> Ite
         if body is None or "decision" in body:
             # A person has decided. An entry without a body may have held a decision.
             forbidden = ""
+        if header.version != present + 1:
+            problems.append(("telemetry_missing", _describe_gap(present + 1, header.version - 1)))
+        present = header.version
         for rule, text in problems:
             yield RecordFinding(rule, run.step, run.run_id, header.entity, header.version, text)
+        if body is None:
+            text = "the entry has lost its body, and the run was neither pruned nor erased"
+            bare.append(
+                RecordFinding("telemetry_missing", run.step, run.run_id, header.entity, header.version, text)
+            )
+        if not _REMOVALS.isdisjoint(header.marks):
+            bare.clear()
         before = run
+    yield from bare
+    if present < head.version:
+        # The head remembers how many entries there were, so that a run is found of which none is left.
+        run = before or decode_head(head.head, RunRecord)
+        text = _describe_gap(present + 1, head.version)
+        yield RecordFinding("telemetry_missing", run.step, run.run_id, head.entity, head.version, text)
+
+
+def _describe_gap(first: int, last: int) -> str:
+    if first == last:
+        return f"entry {first} of the run is not in the log"
+    return f"entries {first} to {last} of the run are not in the log"
 
 
 def _check_bounds(

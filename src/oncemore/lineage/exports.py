@@ -17,7 +17,7 @@ from oncemore.lineage.cloud_events import cloud_events
 from oncemore.lineage.document_file import RecordSpool, open_document
 from oncemore.lineage.open_lineage import run_events
 from oncemore.lineage.rdf import write_json_ld, write_turtle
-from oncemore.lineage.telemetry_files import FOCUS, PATTERNS, SCHEMAS
+from oncemore.lineage.telemetry_files import SCHEMAS, SECTIONS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ RDF_WRITERS: dict[str, Callable[[Iterable[Statement], Iterable[str]], Iterator[s
     "json-ld": write_json_ld,
 }
 PRODUCER = f"urn:oncemore:software:{__version__}"
-#: Sections of a telemetry file whose records are merged by id.
-MERGED_SECTIONS = ("records", "operations")
 
 
 class ExportOptions(Value):
@@ -194,21 +192,21 @@ class TelemetryReport(Value):
 def write_telemetry(
     histories: Histories, root: Path, release: str, options: ExportOptions
 ) -> TelemetryReport:
-    """Write both telemetry files below `releases/RELEASE`, merged with those that exist already."""
+    """Write the telemetry files below `releases/RELEASE`, merged with those that exist already."""
     if not telemetry_files.is_release_name(release):
         raise UsageError(f"release is {release!r}; it takes a version such as v10.3.1, without slashes")
     folder = root / "releases" / release
     totals: dict[str, dict[str, Any]] = {}
     with RecordSpool() as spool:
-        # Both files are read before one is written: a fault leaves both as they are.
-        for name in (FOCUS, PATTERNS):
+        # All files are read before one is written: a fault leaves all as they are.
+        for name in SECTIONS:
             _load_records(folder / name, name, release, spool)
         for history in histories:
             # The log has lost the bodies of a pruned run; an earlier export may have had them.
             is_pruned = bool(history.run.pruned_at) or bool(history.sealed)
             for name, section, own, record in telemetry_files.telemetry_records(history, release):
                 spool.add(f"{name} {section}", own, record, keep=is_pruned)
-        for name in (FOCUS, PATTERNS):
+        for name in SECTIONS:
             totals[name] = _write_telemetry_file(folder / name, name, release, spool, options)
     return TelemetryReport({name: str(folder / name) for name in totals}, totals)
 
@@ -225,7 +223,7 @@ def _load_records(path: Path, name: str, release: str, spool: RecordSpool) -> No
         raise UsageError(f"{path} is not a telemetry file ({SCHEMAS[name]}); move it away and export again")
     if document.get("release") != release:
         raise UsageError(f"{path} belongs to release {document.get('release')!r}, not to {release!r}")
-    for section in MERGED_SECTIONS:
+    for section in SECTIONS[name]:
         for position, record in enumerate(document.get(section, ())):
             if not isinstance(record, dict) or not isinstance(record.get("record_id"), str):
                 raise UsageError(f"{path}: {section}[{position}] has no record_id; move the file away")
@@ -235,10 +233,8 @@ def _load_records(path: Path, name: str, release: str, spool: RecordSpool) -> No
 def _write_telemetry_file(
     path: Path, name: str, release: str, spool: RecordSpool, options: ExportOptions
 ) -> dict[str, Any]:
-    sections = MERGED_SECTIONS if name == FOCUS else MERGED_SECTIONS[:1]
-    totals = telemetry_files.compute_totals(
-        name, spool.read(f"{name} records"), spool.read(f"{name} operations")
-    )
+    sections = SECTIONS[name]
+    totals = telemetry_files.compute_totals(name, *(spool.read(f"{name} {each}") for each in sections))
     head: dict[str, Any] = {"schema": SCHEMAS[name], "release": release}
     if options.conforms_to:
         head["conforms_to"] = list(options.conforms_to)

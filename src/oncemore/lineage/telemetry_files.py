@@ -1,9 +1,11 @@
-"""The telemetry files of a release: `focus-telemetry.json` and `patterns-telemetry.json`.
+"""The telemetry files of a release: `focus-`, `patterns-` and `energy-telemetry.json`.
 
 focus-telemetry.json     `records`: one per attempt (schema `pipelines-retries-rules-v1`); `operations`: one
                          compliance record per finished run; of every run but those of the retry loop
 patterns-telemetry.json  `records`: one per transition (schema `retry-loop-v1`) of the runs of the retry loop,
                          which are those under a policy of version `retry-loop-v11` or later
+energy-telemetry.json    `energy` and `carbon`: one record each per attempt of every run (schemas `energy-v2`
+                         and `carbon-v2`), with the method, the intensity and its source
 
 Each record has an id that follows from its run and its place in it. A file is merged by these ids: exporting
 twice, or from two stores into one release, leaves every record once. Totals are computed from the records.
@@ -15,7 +17,7 @@ import re
 
 from oncemore.lineage.history import add_figures, derive_id, missing_reason
 from oncemore.telemetry.energy import to_grams, to_watt_hours
-from oncemore.telemetry.records import build_retry_record
+from oncemore.telemetry.records import build_carbon_record, build_energy_record, build_retry_record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,9 +28,11 @@ if TYPE_CHECKING:
 
     Record = dict[str, Any]
 
-FOCUS, PATTERNS = "focus-telemetry.json", "patterns-telemetry.json"
+FOCUS, PATTERNS, ENERGY = "focus-telemetry.json", "patterns-telemetry.json", "energy-telemetry.json"
 #: The schemas of the files, beside those of their records in `telemetry/schemas`.
-SCHEMAS = {FOCUS: "focus-telemetry-v1", PATTERNS: "patterns-telemetry-v1"}
+SCHEMAS = {FOCUS: "focus-telemetry-v1", PATTERNS: "patterns-telemetry-v1", ENERGY: "energy-telemetry-v1"}
+#: The lists of records in each file.
+SECTIONS = {FOCUS: ("records", "operations"), PATTERNS: ("records",), ENERGY: ("energy", "carbon")}
 #: The first version of the pattern whose records are those of the loop.
 FIRST_LOOP_VERSION = 11
 _VERSION = re.compile(r"retry-loop-v(\d+)")
@@ -59,20 +63,26 @@ def is_loop_run(history: RunHistory) -> bool:
 
 def telemetry_records(history: RunHistory, release: str) -> Iterator[tuple[str, str, str, Record]]:
     """Yield file, section, id and record of each record that the files of a release have of a run."""
+    # An attempt that still runs has no outcome yet; the next export has it.
+    ended = [
+        (position, attempt.end_record)
+        for position, attempt in enumerate(history.attempts, 1)
+        if attempt.end_record is not None
+    ]
+    for position, end in ended:
+        own = _record_id("attempt", history, position)
+        yield ENERGY, "energy", own, {"record_id": own, **build_energy_record(end)}
+        yield ENERGY, "carbon", own, {"record_id": own, **build_carbon_record(end)}
     if is_loop_run(history):
         for position, record in enumerate(history.records):
             own = _record_id("transition", history, position)
             yield PATTERNS, "records", own, {"record_id": own, **{name: record[name] for name in LOOP_FIELDS}}
         return
-    for position, attempt in enumerate(history.attempts, 1):
-        # An attempt that still runs has no outcome yet; the next export has it.
-        if attempt.end_record is not None:
-            own = _record_id("attempt", history, position)
-            identity = {"record_id": own, "run_id": history.run.run_id, "is_retry": position > 1}
-            fields = build_retry_record(
-                attempt.end_record, pipeline_id(history), first=history.attempts[0].number
-            )
-            yield FOCUS, "records", own, {**identity, **fields}
+    for position, end in ended:
+        own = _record_id("attempt", history, position)
+        identity = {"record_id": own, "run_id": history.run.run_id, "is_retry": position > 1}
+        fields = build_retry_record(end, pipeline_id(history), first=history.attempts[0].number)
+        yield FOCUS, "records", own, {**identity, **fields}
     if history.ended is not None and history.attempts:
         own = _record_id("operation", history, 0)
         yield FOCUS, "operations", own, {"record_id": own, **build_compliance_record(history, release)}
@@ -121,9 +131,9 @@ def build_compliance_record(history: RunHistory, release: str) -> Record:
     }
 
 
-def compute_totals(file: str, records: Iterable[Record], operations: Iterable[Record]) -> Record:
-    """Return the totals of a file from its records; a sum is null if one of its figures is missing."""
-    return _total_focus(records, operations) if file == FOCUS else _total_patterns(records)
+def compute_totals(file: str, *sections: Iterable[Record]) -> Record:
+    """Return the totals of a file from its sections; a sum is null if one of its figures is missing."""
+    return _TOTALS[file](*sections)
 
 
 class _Sum:
@@ -178,3 +188,24 @@ def _total_patterns(records: Iterable[Record]) -> Record:
             for name, one in sums.items():
                 one.add(snapshot[name])
     return {**counts, **{name: one.value for name, one in sums.items()}}
+
+
+def _total_energy(energy: Iterable[Record], carbon: Iterable[Record]) -> Record:
+    sums = {name: _Sum() for name in ("energy_kWh", "cost_usd", "carbon_kgCO2e")}
+    attempts = 0
+    for record in energy:
+        attempts += 1
+        sums["energy_kWh"].add(record["energy_kWh"])
+        sums["cost_usd"].add(record["cost_usd"])
+    for record in carbon:
+        sums["carbon_kgCO2e"].add(record["carbon_kgCO2e"])
+    unmeasured = sums["energy_kWh"].missing
+    totals = {name: one.value for name, one in sums.items()}
+    return {"attempts": attempts, "unmeasured_attempts": unmeasured, **totals}
+
+
+_TOTALS: dict[str, Callable[..., Record]] = {
+    FOCUS: _total_focus,
+    PATTERNS: _total_patterns,
+    ENERGY: _total_energy,
+}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from oncemore.queries.documents import Block
     from oncemore.queries.reliability_report import PatternRow, ReliabilityReport
-    from oncemore.queries.report_period import AttemptGroup, ReportFigure
+    from oncemore.queries.report_period import AttemptGroup, BudgetUse, ReportFigure
     from oncemore.queries.sustainability_report import PeriodComparison, SustainabilityReport
 
 #: Rows of a table by key; the JSON has all of them.
@@ -70,6 +70,7 @@ def build_sustainability_blocks(
     for by, title in (("pipeline", "By pipeline"), ("stage", "By stage"), ("key", "By key"),
                       ("period", "Over time")):  # fmt: skip
         blocks += [HeadingBlock(title), *_build_groups(report.groups[by], by)]
+    blocks += _build_budgets(report.budgets)
     methods = ", ".join(f"{name} {count:,}" for name, count in report.methods) or "none"
     blocks += [HeadingBlock("How the energy was measured"), TextBlock(f"Attempts by method: {methods}.")]
     verdict = (
@@ -79,6 +80,20 @@ def build_sustainability_blocks(
         else "No double spikes: no key was computed again after it was COMPLETE."
     )
     return [*blocks, TextBlock(verdict), *_build_comparison(comparison)]
+
+
+def _build_budgets(budgets: Sequence[BudgetUse]) -> list[Block]:
+    """Return the carbon budgets, each with its use; nothing if no policy has one."""
+    if not budgets:
+        return []
+    rows = tuple(
+        (each.name, f"{each.unit} of {format_minute(each.begins)[:10]}", format_value(each.used_kg),
+         format_value(each.cap_kg), f"{each.used_kg / each.cap_kg:.1%}", f"entry {each.seq}")
+        for each in budgets
+    )  # fmt: skip
+    head = ("policy", "period", "kg CO2e", "cap", "used", "record")
+    note = TextBlock("The use of a budget is that of its whole period, up to the end of this report.")
+    return [HeadingBlock("Carbon budgets"), TableBlock(head, rows, (2, 3, 4)), note]
 
 
 def _describe_period(since: float, until: float) -> str:

@@ -12,12 +12,17 @@ from datetime import UTC, datetime
 
 from oncemore._values import Value
 from oncemore.errors import UsageError
+from oncemore.log.store import HeadQuery
+from oncemore.queries.entries import load_cipher
 from oncemore.queries.recorded_runs import RecordedRunFilter, load_recorded_runs
 from oncemore.simulate.totals import add_known
+from oncemore.steps.history import fold_entries
+from oncemore.telemetry.autonomy_rules import end_of_period
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Any
 
     from oncemore.log.store import Store
     from oncemore.queries.recorded_runs import Progress
@@ -26,6 +31,8 @@ if TYPE_CHECKING:
 #: Groups of a sustainability report.
 GROUPS = ("pipeline", "stage", "key", "period")
 MAX_BUCKETS = 48
+#: Far more policies with a carbon budget than a store has.
+MAX_BUDGETS = 1000
 _BUCKET_SECONDS = (60.0, 300.0, 900.0, 3600.0, 6 * 3600.0, 86_400.0, 7 * 86_400.0, 28 * 86_400.0)
 
 
@@ -42,6 +49,24 @@ class EndedAttempt(Value):
     is_retry: bool
 
 
+class BudgetUse(Value):
+    """The use of one carbon budget in one of its own periods.
+
+    name     the profile of the policy that has the budget
+    begins   the start of the day, week, month or year that the budget is of
+    used_kg  carbon of the attempts that have ended under the budget, at the last entry before `until`
+    cap_kg   the cap of the last decision until then
+    seq      the entry that `used_kg` is from
+    """
+
+    name: str
+    unit: str
+    begins: float
+    used_kg: float
+    cap_kg: float
+    seq: int
+
+
 class ReportPeriod(Value):
     """The attempts and the runs that ended between two times, `until` excluded."""
 
@@ -49,6 +74,7 @@ class ReportPeriod(Value):
     until: float
     attempts: tuple[EndedAttempt, ...]
     runs: tuple[RecordedRun, ...]
+    budgets: tuple[BudgetUse, ...] = ()
 
 
 class ReportFigure(Value):
@@ -98,7 +124,30 @@ def load_period(
     ]
     # Open runs have attempts in the period, but no outcome yet.
     ended = [run for run in runs if not run.open and since <= run.ended_at < until]
-    return ReportPeriod(since, until, tuple(attempts), tuple(ended))
+    return ReportPeriod(since, until, tuple(attempts), tuple(ended), load_budgets(store, since, until))
+
+
+def load_budgets(store: Store, since: float, until: float) -> tuple[BudgetUse, ...]:
+    """Return the use of every carbon budget in each of its periods that overlaps with a time window."""
+    uses: dict[tuple[str, float], BudgetUse] = {}
+    for head in list(store.list_heads(HeadQuery("autonomy", limit=MAX_BUDGETS))):
+        entries = list(store.read_entries(head.entity))
+        rules: dict[str, Any] = {}
+        try:
+            states = list(fold_entries(entries, load_cipher()))
+        except UsageError:  # encrypted, and the key is missing: the cap is not known
+            continue
+        for entry, (header, record, body) in zip(entries, states, strict=True):
+            # Only decisions have the rules; those of an edited policy count from its first decision on.
+            rules = body.get("proof", {}).get("thresholds", rules)
+            if header.at >= until or not rules.get("cap_kg"):
+                continue
+            if end_of_period(rules["period"], record.period_start) > since:
+                uses[record.name, record.period_start] = BudgetUse(
+                    record.name, rules["period"], record.period_start, record.spent_kg, rules["cap_kg"],
+                    entry.seq,
+                )  # fmt: skip
+    return tuple(uses[key] for key in sorted(uses))
 
 
 def list_computed_again(period: ReportPeriod) -> list[RecordedRun]:
@@ -116,16 +165,11 @@ def name_entries(attempts: Sequence[EndedAttempt]) -> tuple[str, ...]:
     return tuple(f"entry {one.attempt.seq}" for one in attempts)
 
 
-def pipeline_of(step: str) -> str:
-    """Return the pipeline of a step: the part of its name before the last dot, or the whole name."""
-    return step.rpartition(".")[0] or step
-
-
 def group_attempts(period: ReportPeriod, by: str) -> tuple[AttemptGroup, ...]:
     """Return the attempts of a period by pipeline, stage, key, or part of the period, ordered by name."""
     length = choose_bucket(period.since, period.until)
     names: dict[str, Callable[[EndedAttempt], str]] = {
-        "pipeline": lambda one: pipeline_of(one.run.step),
+        "pipeline": lambda one: one.run.pipeline,
         "stage": lambda one: one.run.step,
         "key": lambda one: f"{one.run.step} {one.run.key[:12]}",
         "period": lambda one: format_bucket(one.attempt.ended // length * length),

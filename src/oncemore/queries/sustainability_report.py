@@ -8,6 +8,7 @@ from oncemore._values import Value
 from oncemore.queries.report_period import (
     GROUPS,
     AttemptGroup,
+    BudgetUse,
     ReportFigure,
     count_attempts,
     group_attempts,
@@ -32,6 +33,7 @@ class SustainabilityReport(Value):
     groups: dict[str, tuple[AttemptGroup, ...]]
     methods: tuple[tuple[str, int], ...]
     computed_again: tuple[str, ...]
+    budgets: tuple[BudgetUse, ...]
     timeline: tuple[AttemptGroup, ...]
 
 
@@ -53,6 +55,7 @@ def build_sustainability(period: ReportPeriod) -> SustainabilityReport:
         groups={by: group_attempts(period, by) for by in GROUPS},
         methods=tuple(sorted(methods.items())),
         computed_again=tuple(run.run_id for run in list_computed_again(period)),
+        budgets=period.budgets,
         timeline=group_attempts(period, "period"),
     )
 
@@ -72,6 +75,9 @@ def _list_energy_figures(period: ReportPeriod) -> Iterator[ReportFigure]:
     ):
         known = [one for one in chosen if getattr(one.attempt.values, field) is not None]
         value = add_known(getattr(one.attempt.values, field) for one in known)
+        if attempts and not chosen:
+            # There were attempts, and none of this kind: their energy is 0, not unknown.
+            value = 0.0
         yield ReportFigure(name, title, value, unit, name_entries(known))
     yield count_attempts("attempts", "attempts", attempts)
     yield count_attempts("retries", "attempts after the first", retries)

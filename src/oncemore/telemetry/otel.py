@@ -15,6 +15,7 @@ from opentelemetry import trace
 from oncemore import events
 from oncemore._listeners import add_listener
 from oncemore._version import __version__
+from oncemore.audit.recorder import set_trace_finder
 from oncemore.errors import log_warning
 from oncemore.steps.observers import set_trace_starter
 from oncemore.steps.run_events import list_run_events
@@ -107,6 +108,15 @@ class OpenTelemetryExport:
             # Again, after the provider: its own handler must not come first.
             flush_at_exit()
 
+    def find_trace_id(self) -> str | None:
+        """Return the id of the current span's trace, as W3C Trace Context writes it; None outside a span."""
+        try:
+            context = trace.get_current_span().get_span_context()
+        except Exception as error:  # noqa: BLE001 - telemetry must not end the work
+            self.log_once(error)
+            return None
+        return trace.format_trace_id(context.trace_id) if context.is_valid else None
+
     def log_once(self, error: Exception) -> None:
         """Log the first error of the SDK."""
         if not self._has_failed:
@@ -120,6 +130,7 @@ class OpenTelemetryExport:
         """Begin to report."""
         self._attach_provider()
         set_trace_starter(self.start_trace, self.report_change)
+        set_trace_finder(self.find_trace_id)
         kinds = (events.AttemptFailed, events.BreakerChanged)
         self._listener = add_listener(self._report_event, kinds, hears_runs=False)
 
@@ -129,6 +140,7 @@ class OpenTelemetryExport:
         if _current is self:
             _current = None
             set_trace_starter(None, None)
+            set_trace_finder(None)
         if self._listener is not None:
             self._listener.unsubscribe()
             self._listener = None

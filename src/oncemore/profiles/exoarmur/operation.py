@@ -12,7 +12,7 @@ from oncemore import clock as clocks
 from oncemore._redact import clean_text, mask_context
 from oncemore._values import Value
 from oncemore.audit.events import Idempotency, RetryExhausted
-from oncemore.audit.recorder import AuditRecorder, OperationIds
+from oncemore.audit.recorder import AuditRecorder, OperationIds, current_trace_id
 from oncemore.errors import StepFailed, UsageError
 from oncemore.policy.policy import policy_name
 from oncemore.retries.driver import run_async
@@ -31,12 +31,15 @@ if TYPE_CHECKING:
 
 
 def inherit_ids(ids: OperationIds) -> OperationIds:
-    """Return the ids of an operation: those given, else those of the `oncemore.context` around it."""
+    """Return the ids of an operation: those given, else those of the `oncemore.context` around it.
+
+    Without either, the trace is that of the span around the call, if OpenTelemetry is on.
+    """
     context = CONTEXT.get()
     return ids._replace(
         # An inherited id is for events only; it is never a part of a key (CORR-5).
         correlation_id=ids.correlation_id or context.correlation_id or None,
-        trace_id=ids.trace_id or context.trace_id or None,
+        trace_id=ids.trace_id or context.trace_id or current_trace_id(),
     )
 
 

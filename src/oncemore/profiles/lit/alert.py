@@ -147,5 +147,5 @@ def log_exhausted(event: str, attempts: int, ids: RequestIds, error: str, fields
 
 
 def id_fields(ids: RequestIds) -> dict[str, Any]:
-    """Return the two ids as fields of a log record."""
-    return {"oncemore_request_id": ids.request_id, "oncemore_session_id": ids.session_id}
+    """Return the ids as fields of a log record."""
+    return {f"oncemore_{name}": value for name, value in ids._asdict().items()}

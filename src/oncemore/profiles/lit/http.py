@@ -176,10 +176,11 @@ MAX_ID_LENGTH = 200
 
 
 class RequestIds(Value):
-    """The ids of a request and its session; empty if there is none."""
+    """The ids of a request, its session and the work that it belongs to; empty if there is none."""
 
     request_id: str = ""
     session_id: str = ""
+    correlation_id: str = ""
 
 
 # A context variable, so that threads and tasks have ids of their own.
@@ -199,12 +200,15 @@ def context(*, request_id: str | None = None, session_id: str | None = None) -> 
 def current_ids(request_id: str | None = None, session_id: str | None = None) -> RequestIds:
     """Return the ids for an operation that starts now: those given, or those of the context.
 
-    Without a request id, the correlation id takes its place, and without that a new id.
+    Without a request id, the correlation id takes its place, and without that a new id. Without a correlation
+    id, the request id takes its place.
     """
     current_context = _IDS.get()
     request = current_context.request_id if request_id is None else check_id("request_id", request_id)
     session = current_context.session_id if session_id is None else check_id("session_id", session_id)
-    return RequestIds(request or CONTEXT.get().correlation_id or new_uuid7(clocks.current.wall()), session)
+    correlation = CONTEXT.get().correlation_id
+    request = request or correlation or new_uuid7(clocks.current.wall())
+    return RequestIds(request, session, correlation or request)
 
 
 def check_id(name: str, value: object) -> str:

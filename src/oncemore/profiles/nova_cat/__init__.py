@@ -16,11 +16,11 @@ a success (SKIPPED_DUPLICATE, SKIPPED_BACKOFF). The workflows use durable steps 
 
 from __future__ import annotations
 
-from oncemore.profiles.nova_cat.events import JsonLogFormatter
 from oncemore.profiles.nova_cat.fits import SpectrumFile, download, validate
 from oncemore.profiles.nova_cat.input import InvalidInput, UnusableData
 from oncemore.profiles.nova_cat.workflows import NovaCat, WorkflowExecution
 from oncemore.stepfunctions.task import QuarantineError, RetryableError, TerminalError
+from oncemore.telemetry import JsonLogFormatter
 
 __all__ = [
     "InvalidInput",

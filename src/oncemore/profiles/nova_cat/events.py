@@ -6,7 +6,6 @@ recognises a repeated event by the event's own id.
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import Any, Final
 
@@ -82,23 +81,5 @@ class log_failures:  # noqa: N801 - a context manager, named as a function: with
 
 def log_note(text: str, level: int = logging.INFO, **fields: Any) -> None:
     """Write a log line with these fields and the current correlation id."""
-    # The fields are set twice: one by one for formatters, and as a group for `JsonLogFormatter`.
     fields["correlation_id"] = CONTEXT.get().correlation_id
-    log.log(
-        level, "%s: %s", fields.get("workflow", names.PROFILE), text, extra={"nova_cat": fields, **fields}
-    )
-
-
-class JsonLogFormatter(logging.Formatter):
-    """Formats each log line as one JSON object: time, level, message, and the fields of the line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
-        event_fields = getattr(record, "nova_cat", {})
-        fields = {
-            "at": record.created,
-            "level": record.levelname,
-            "message": record.getMessage(),
-            **event_fields,
-        }
-        return json.dumps(fields, default=str)
+    log.log(level, "%s: %s", fields.get("workflow", names.PROFILE), text, extra=fields)
