@@ -80,6 +80,18 @@ def test_a_plain_function_gains_a_log_retries_and_telemetry_by_one_decorator(eng
     assert len(lines) > 5
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.25, 1.2345678])
+def test_the_duration_of_an_attempt_is_stored_to_the_microsecond(
+    engine: oncemore.Engine, clock: FakeClock, seconds: float
+) -> None:
+    stage = oncemore.step(effect="idempotent")(lambda: clock.advance(seconds)).bind(engine)
+    stage()
+    stored = stage.last_run().records()[-1]["telemetry_snapshot"]["duration_s"]  # type: ignore[union-attr]
+    # The clock of the store goes on beside the fake one, so that the attempt is a little longer.
+    assert seconds - 1e-6 <= stored < seconds + 60
+    assert stored == float(f"{stored:.6f}")
+
+
 @pytest.mark.usefixtures("engine", "clock")
 @pytest.mark.parametrize(
     ("scenario", "reads"),
