@@ -27,5 +27,5 @@ def test_the_benchmark_measures_every_subject_and_judges_every_goal() -> None:
         "interlock-cb",
     } <= subjects["a closed breaker, sync"]
     assert "durable step, open dataset" in subjects["a durable step, its dataset open"]
-    assert len(subjects) == 4
+    assert len(subjects) == 5
     assert len(report["goals"]) == 3

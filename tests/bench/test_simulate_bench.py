@@ -14,8 +14,8 @@ def test_the_benchmark_measures_every_simulation_and_judges_its_rate() -> None:
     command = [sys.executable, "bench/simulate.py", "--quick", "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     report = json.loads(done.stdout)
-    (group,) = report["groups"]
-    assert {row["subject"] for row in group["rows"]} == {
+    group = report["groups"][0]
+    assert {row["subject"] for row in group["rows"]} >= {
         "as recorded", "another policy", "tuned, other signals", "reading the runs",
     }  # fmt: skip
     assert all(row["cost"]["median"] > 0 for row in group["rows"])

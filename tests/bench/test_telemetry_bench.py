@@ -18,4 +18,4 @@ def test_the_benchmark_measures_every_subject_and_judges_every_goal() -> None:
     assert len(subjects) == 2
     for rows in subjects.values():
         assert {"without hooks", "off", "on_event", "OpenTelemetry", "Prometheus", "both"} <= rows
-    assert len(report["goals"]) == 5
+    assert len(report["goals"]) == 7

@@ -211,3 +211,14 @@ def test_removed_records_of_a_retried_run_fail_the_check(tmp_path: Any, removal:
     result = CliRunner().invoke(root, arguments, standalone_mode=False)
     assert result.return_value == 1
     assert result.stdout.startswith("telemetry_missing: ")
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "text"),
+    [
+        (3, 3, "entry 3 of the run is not in the log"),
+        (3, 5, "entries 3 to 5 of the run are not in the log"),
+    ],
+)
+def test_the_text_about_missing_entries_counts_them(first: int, last: int, text: str) -> None:
+    assert record_checks._describe_gap(first, last) == text

@@ -12,6 +12,7 @@ import oncemore
 from oncemore import cli
 from oncemore.queries.carbon import report_carbon
 from oncemore.queries.energy import load_energy
+from oncemore.queries.recorded_runs import RecordedRunFilter
 from oncemore.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def test_one_input_set_reaches_a_delay_a_decision_and_a_figure(day: tuple[oncemo
     assert rows[1].snapshot["grid_intensity_g_per_kWh"] == 620.0
     assert rows[1].snapshot["carbon_kgCO2e"] == rows[1].snapshot["energy_kWh"] * 620 / 1000
     # … which is a part of the figure on the energy page of the dashboard.
-    period = load_energy(engine.store, 0.0, 4e9)
+    period = load_energy(engine, RecordedRunFilter(0.0, 4e9))
     assert period.totals.carbon_kg == pytest.approx(sum(row.snapshot["carbon_kgCO2e"] for row in rows))
 
 

@@ -8,7 +8,7 @@ import oncemore
 from oncemore.policy import files
 from oncemore.policy.tuning import Signals
 from oncemore.queries.policy_schedule import compute_worst_case
-from oncemore.simulate.assumed import AssumedConditions, sample_run, simulate_assumed
+from oncemore.simulate.assumed import AssumedConditions, make_assumed_run, sample_run, simulate_assumed
 from tests.shell import run, told
 
 SEEDS = [f"seed-{n}" for n in range(400)]
@@ -68,3 +68,10 @@ def test_the_command_prints_the_case_in_words() -> None:
     assert "worst case" in text
     assert "miss their deadline" in text
     assert "largest stretch" in run("simulate", "--policy", "kfm-loop", "--failure-probability", "1").stdout
+
+
+def test_a_sample_run_that_always_fails_has_as_many_attempts_as_asked() -> None:
+    policy = files.policy("standard")
+    run_of_failures = make_assumed_run(policy, AssumedConditions(1.0, attempt_s=2.0), "r", "s", 4)
+    assert [attempt.outcome for attempt in run_of_failures.attempts] == ["FAILED"] * 4
+    assert [attempt.began for attempt in run_of_failures.attempts] == [0.0, 2.0, 4.0, 6.0]

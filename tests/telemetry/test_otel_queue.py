@@ -334,3 +334,14 @@ def test_a_process_that_ends_reports_its_last_step(ending: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == ["oncemore.attempt work", "oncemore.run work"], done.stderr
+
+
+def test_an_sdk_that_fails_leaves_an_audit_event_without_a_trace(
+    tracing: Tracing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> Any:
+        raise RuntimeError("the SDK is shut down")
+
+    monkeypatch.setattr(trace, "get_current_span", fail)
+    assert tracing.export.find_trace_id() is None
+    assert "could not be reported: RuntimeError" in caplog.text

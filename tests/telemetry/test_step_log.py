@@ -252,3 +252,9 @@ def test_a_json_line_has_every_field_and_stays_one_line() -> None:
     assert (fields["message"], fields["level"], fields["logger"]) == ("a\nb 7", "ERROR", log.name)
     assert (fields["step"], fields["pairs"]) == ("<class 'object'>", {})
     assert "ValueError: two\nlines" in fields["traceback"]
+
+
+def test_a_json_line_without_an_error_has_no_traceback() -> None:
+    record = logging.LogRecord("oncemore.steps", logging.INFO, __file__, 1, "done", None, None)
+    fields = json.loads(JsonLogFormatter().format(record))
+    assert (fields["message"], "traceback" in fields) == ("done", False)

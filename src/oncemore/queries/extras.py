@@ -28,7 +28,7 @@ class OptionalPart(NamedTuple):
 #: The extras for users, as in pyproject.toml; a test compares them. Those for development are left out.
 OPTIONAL_PARTS = (
     OptionalPart("postgres", "psycopg", "a store in PostgreSQL"),
-    OptionalPart("mysql", "PyMySQL", "a store in MySQL or MariaDB"),
+    OptionalPart("mysql", "pymysql", "a store in MySQL or MariaDB"),
     OptionalPart("nats", "nats-py", "a store, events and messages in NATS JetStream"),
     OptionalPart("aws", "boto3", "events and messages in SQS"),
     OptionalPart("rabbitmq", "pika", "events and messages in RabbitMQ"),

@@ -10,8 +10,6 @@ are `oncemore.on_event` and the logger `oncemore.steps`.
 
 from __future__ import annotations
 
-import json
-import logging
 from typing import TYPE_CHECKING, Any
 
 from oncemore.errors import MissingExtra
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
     from prometheus_client import CollectorRegistry
 
+    from oncemore.telemetry.json_log import JsonLogFormatter
     from oncemore.telemetry.metrics import MetricSource
     from oncemore.telemetry.otel import OpenTelemetryExport
     from oncemore.telemetry.sentry import SentryReport
@@ -37,33 +36,14 @@ __all__ = [
     "make_metrics_app",
 ]
 
-#: The attributes that every log record has; the remaining ones are fields that the caller has added.
-_PLAIN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
+def __getattr__(name: str) -> Any:
+    # Imported at first use: every store loads this package, and few programs format logs.
+    if name == "JsonLogFormatter":
+        from oncemore.telemetry.json_log import JsonLogFormatter
 
-class JsonLogFormatter(logging.Formatter):
-    """Formats each log record as one JSON object on one line, with all fields that the record carries.
-
-    The fields are `at` (POSIX seconds), `level`, `logger`, `message`, `traceback`
-    if there is one, and the extra fields of the record without the prefix `oncemore_`.
-    """
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
-        line: dict[str, Any] = {
-            "at": record.created,
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        for name, value in vars(record).items():
-            # A field of the caller must not hide the level or the text of the line.
-            if name not in _PLAIN_ATTRIBUTES:
-                line.setdefault(name.removeprefix("oncemore_"), value)
-        # Any other object as its text: a value of the caller must not cost the line.
-        return json.dumps(line, default=str, skipkeys=True)
+        return JsonLogFormatter
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def enable_opentelemetry(
