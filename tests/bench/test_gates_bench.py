@@ -28,4 +28,4 @@ def test_the_benchmark_measures_every_subject_and_judges_every_goal() -> None:
     } <= subjects["a closed breaker, sync"]
     assert "durable step, open dataset" in subjects["a durable step, its dataset open"]
     assert len(subjects) == 5
-    assert len(report["goals"]) == 3
+    assert len(report["goals"]) == 4

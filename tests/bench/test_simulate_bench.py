@@ -19,4 +19,4 @@ def test_the_benchmark_measures_every_simulation_and_judges_its_rate() -> None:
         "as recorded", "another policy", "tuned, other signals", "reading the runs",
     }  # fmt: skip
     assert all(row["cost"]["median"] > 0 for row in group["rows"])
-    assert len(report["goals"]) == 3
+    assert len(report["goals"]) == 9

@@ -9,7 +9,6 @@ memory:                       lost with the process; for tests
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncemore.log.store import Store
-
-log = logging.getLogger("oncemore")
 
 
 def make_store_opener(url: str) -> tuple[Callable[[], Store], str]:
@@ -71,7 +68,10 @@ def _open_sqlite(path: Path) -> Store:
         (path.parent / ".gitignore").write_text("*\n", encoding="utf-8")
     store = SqliteStore(path)
     if new:
-        log.warning("oncemore: created a new store, %s", path)
+        # Imported here: commands that read a store load this module too.
+        import logging
+
+        logging.getLogger("oncemore").warning("oncemore: created a new store, %s", path)
     return store
 
 
