@@ -45,6 +45,9 @@ def play(folder: Path) -> oncemore.Run[Any]:
         oncemore.open(folder / "log.db", signals=SIGNALS) as engine,
         oncemore.context(deadline=engine.now() + SLO_S),
     ):
+        # Both files are read in the background; the story begins when they have been.
+        assert engine.signals is not None
+        engine.signals.read_all(engine.now(), waits=True)
         return nowcast.run("tile-7")
 
 
