@@ -3,10 +3,10 @@
     python -m tools.measured_tests              all test files but the campaigns
     python -m tools.measured_tests --ignore=…   arguments go to pytest
 
-A traced test takes two thirds longer, so `make test` traces the files of that list only (ADR 0095). This program runs
-all files traced, records which file executes which branch of the modules under the gate, and keeps few
-files, weighed by their time, such that every branch is executed by two of them, or by one if no second
-executes it. Two, because some property tests reach a branch in most runs only.
+A traced test takes two thirds longer, so `make test` traces the files of that list only (ADR 0095). This
+program runs all files traced, records which file executes which branch of the modules under the gate, and
+keeps few files, weighed by their time, such that every branch is executed by two of them, or by one if no
+second executes it. Two, because some property tests reach a branch in most runs only.
 
 Run it when the gate names a branch that only an untraced test executes. It takes longer than `make test`.
 """

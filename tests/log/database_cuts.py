@@ -40,7 +40,7 @@ def make_proxy(url: str) -> Iterator[Proxy]:
     made.close()
 
 
-#: How many batches each of four callers writes while connections are cut; the larger number in `make torture`.
+#: How many batches each of four callers writes while connections are cut; more in `make torture`.
 ROUNDS = 50 if os.environ.get("ONCEMORE_TORTURE") else 20
 
 
