@@ -52,19 +52,19 @@ def test_a_quick_result_is_there_at_once_and_is_computed_once() -> None:
         calls.append(1)
         return "sums"
 
-    tasks.compute("a", work)
+    tasks.compute_report("a", work)
     wait_for_result(tasks, "a")
-    assert tasks.compute("a", work).result == "sums"
+    assert tasks.compute_report("a", work).result == "sums"
     assert calls == [1]
 
 
 def test_a_slow_one_shows_its_progress_and_does_not_hold_up_the_page(slow: SlowWork) -> None:
     tasks = BackgroundTasks()
-    assert tasks.start("verify", slow, "operator")
+    assert tasks.start_task("verify", slow, "operator")
     assert slow.has_begun.wait(30)
-    report = tasks.compute("verify", slow)
+    report = tasks.compute_report("verify", slow)
     assert (report.is_over, report.done, report.total, report.by) == (False, 30, 100, "operator")
-    assert not tasks.start("verify", slow), "it runs already"
+    assert not tasks.start_task("verify", slow), "it runs already"
     seen = tasks.change_number
     slow.may_end.set()
     assert wait_for_result(tasks, "verify").result == "result 1"
@@ -80,9 +80,9 @@ def test_faults_are_reported_and_the_next_computation_runs() -> None:
     def crash(progress: object) -> None:
         raise ZeroDivisionError("a fault of ours")
 
-    tasks.start("a", fail)
-    tasks.start("b", crash)
-    tasks.start("c", lambda progress: "fine")
+    tasks.start_task("a", fail)
+    tasks.start_task("b", crash)
+    tasks.start_task("c", lambda progress: "fine")
     assert wait_for_result(tasks, "c").result == "fine"
     assert wait_for_result(tasks, "a").fault == "entry 7 was altered"
     assert wait_for_result(tasks, "b").fault == "ZeroDivisionError: a fault of ours"
@@ -97,12 +97,12 @@ def test_an_old_result_is_computed_again_but_not_more_often_than_it_takes() -> N
         now[0] += 10.0  # it takes ten seconds
         return len(calls)
 
-    tasks.compute("a", work)
+    tasks.compute_report("a", work)
     wait_for_result(tasks, "a")
     now[0] += background.FRESH_S + 1
-    assert tasks.compute("a", work).result == 1, "it rests for twenty times its own time"
+    assert tasks.compute_report("a", work).result == 1, "it rests for twenty times its own time"
     now[0] += 10.0 * background.MIN_REST
-    tasks.compute("a", work)
+    tasks.compute_report("a", work)
     assert wait_for_result(tasks, "a").result == 2
 
 
@@ -113,7 +113,7 @@ def test_results_and_waiting_computations_have_a_limit(
     monkeypatch.setattr(background, "MAX_WAITING", 2)
     tasks = BackgroundTasks()
     for number in range(5):
-        tasks.start(f"{number}", lambda progress: "done")
+        tasks.start_task(f"{number}", lambda progress: "done")
         wait_for_result(tasks, f"{number}")
     assert [tasks.find_report(f"{number}") is None for number in range(5)] == [
         True,
@@ -122,10 +122,10 @@ def test_results_and_waiting_computations_have_a_limit(
         False,
         False,
     ]
-    tasks.start("slow", slow)
+    tasks.start_task("slow", slow)
     assert slow.has_begun.wait(30)
-    tasks.start("x", lambda progress: "done")
-    tasks.start("y", lambda progress: "done")
-    assert not tasks.start("x", slow), "it waits already"
+    tasks.start_task("x", lambda progress: "done")
+    tasks.start_task("y", lambda progress: "done")
+    assert not tasks.start_task("x", slow), "it waits already"
     with pytest.raises(UsageError, match="too many"):
-        tasks.start("z", lambda progress: "done")
+        tasks.start_task("z", lambda progress: "done")

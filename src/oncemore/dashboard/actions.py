@@ -305,7 +305,7 @@ def verify_ledger(call: ActionCall) -> str:
     from oncemore.queries.ledger import load_ledger_keys, verify_now
 
     engine, keys = call.engine, load_ledger_keys()
-    is_new = call.dashboard.tasks.start(
+    is_new = call.dashboard.tasks.start_task(
         VERIFICATION, lambda progress: verify_now(engine, keys, progress), call.user.name
     )
     return "The log is being verified." if is_new else "The log is being verified already."

@@ -70,7 +70,7 @@ class BackgroundTasks:
         with self._changed:
             return self._reports.get(key)
 
-    def start(self, key: Hashable, work: Work, by: str = "") -> bool:
+    def start_task(self, key: Hashable, work: Work, by: str = "") -> bool:
         """Start a computation, unless it waits or runs already; return whether it was started."""
         with self._changed:
             known = self._reports.get(key)
@@ -90,14 +90,14 @@ class BackgroundTasks:
                 self._thread.start()
         return True
 
-    def compute(self, key: Hashable, work: Work) -> TaskReport:
+    def compute_report(self, key: Hashable, work: Work) -> TaskReport:
         """Return the computation of a key, started if there is none or if its result is old.
 
         Waits for `WAIT_S` at most; after that the report of a running computation is returned.
         """
         known = self.find_report(key)
         if known is None or (known.is_over and self._is_old(known)):
-            self.start(key, work)
+            self.start_task(key, work)
         ends_at = time.monotonic() + WAIT_S
         with self._changed:
             while not self._reports[key].is_over:
@@ -123,7 +123,7 @@ class BackgroundTasks:
                     self._thread = None
                     return
                 key, work = self._waiting.popleft()
-                self._set(key, started_at=self._clock())
+                self._update_report(key, started_at=self._clock())
             self._run_one(key, work)
 
     def _run_one(self, key: Hashable, work: Work) -> None:
@@ -131,7 +131,7 @@ class BackgroundTasks:
             with self._changed:
                 # A page shows hundredths; every part would wake the pages for nothing.
                 if total and 100 * done // total != 100 * self._reports[key].done // total:
-                    self._set(key, done=done, total=total)
+                    self._update_report(key, done=done, total=total)
 
         result, fault = None, ""
         try:
@@ -141,9 +141,9 @@ class BackgroundTasks:
         except Exception as error:  # noqa: BLE001 - the page shows it; the thread goes on with the next
             fault = f"{type(error).__name__}: {error}"
         with self._changed:
-            self._set(key, result=result, fault=fault, ended_at=self._clock())
+            self._update_report(key, result=result, fault=fault, ended_at=self._clock())
 
-    def _set(self, key: Hashable, **fields: Any) -> None:
+    def _update_report(self, key: Hashable, **fields: Any) -> None:
         """Change the report of a running computation; the caller holds the lock."""
         self._reports[key] = self._reports[key]._replace(**fields)
         self.change_number += 1

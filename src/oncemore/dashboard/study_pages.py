@@ -62,7 +62,7 @@ def load_energy_page(view: PageView) -> PageValues:
         return [load_energy(engine, each, progress) for each in wanted]
 
     return {
-        "task": view.dashboard.tasks.compute(("energy", *given.values()), compute),
+        "task": view.dashboard.tasks.compute_report(("energy", *given.values()), compute),
         "figures": PERIOD_FIGURES,
         "given": given,
     }
@@ -96,7 +96,7 @@ def _compare_window(view: PageView, given: Mapping[str, str]) -> TaskReport:
     def compute(progress: Progress) -> ComparedWindow:
         return compare_window(store, wanted, options, progress)
 
-    return view.dashboard.tasks.compute(("what-if", *given.values()), compute)
+    return view.dashboard.tasks.compute_report(("what-if", *given.values()), compute)
 
 
 def _read_world(given: Mapping[str, str]) -> SimulatedWorld:

@@ -143,7 +143,7 @@ def _compare_runs(view: PageView, given: Mapping[str, str], period: tuple[float,
         since, _ = cut_period(store, *period)
         return load_policy_change(store, given["a"], given["b"], since=since, until=until)
 
-    return view.dashboard.tasks.compute(("policies", *given.values()), compute)
+    return view.dashboard.tasks.compute_report(("policies", *given.values()), compute)
 
 
 def load_policy(view: PageView) -> PageValues:

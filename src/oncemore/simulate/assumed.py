@@ -95,24 +95,28 @@ def sample_run(policy: Policy, conditions: AssumedConditions, seed: str) -> Assu
         # Another seed than that of the jitter: the two draws must not depend on each other.
         if draw_uniform(f"{seed}/failure", attempt) >= conditions.probability:
             return AssumedRun(attempt, delays, now, completed=True, reason="")
-        decision = decide_retry(
-            policy,
-            Situation(
-                attempt=attempt,
-                failure=FAILURE,
-                verdict="RETRYABLE",
-                now=now,
-                seed=seed,
-                started_at=0.0,
-                deadline=conditions.deadline_s,
-                expected_s=conditions.attempt_s or None,
-                signals=conditions.signals,
-            ),
-        )
+        decision = decide_retry(policy, _fail_attempt(conditions, attempt, now, seed, conditions.signals))
         if decision.action != "retry":
             return AssumedRun(attempt, delays, now, completed=False, reason=decision.reason)
         delays += decision.delay_s
         now += decision.delay_s
+
+
+def _fail_attempt(
+    conditions: AssumedConditions, attempt: int, now: float, seed: str, signals: Signals | None = None
+) -> Situation:
+    """Return the situation after a failed attempt of a sample run that began at 0."""
+    return Situation(
+        attempt=attempt,
+        failure=FAILURE,
+        verdict="RETRYABLE",
+        now=now,
+        seed=seed,
+        started_at=0.0,
+        deadline=conditions.deadline_s,
+        expected_s=conditions.attempt_s or None,
+        signals=signals,
+    )
 
 
 def simulate_assumed(policy: Policy, conditions: AssumedConditions, seeds: Sequence[str]) -> AssumedReport:
@@ -158,16 +162,7 @@ def make_assumed_run(
         if draw_uniform(f"{run_id}/failure", len(found) + 1) >= conditions.probability:
             found.append(RecordedAttempt(0, began, ended, "COMPLETE", MeasuredValues()))
             break
-        situation = Situation(
-            attempt=len(found) + 1,
-            failure=FAILURE,
-            verdict="RETRYABLE",
-            now=ended,
-            seed=seed,
-            started_at=0.0,
-            deadline=conditions.deadline_s,
-            expected_s=conditions.attempt_s or None,
-        )
+        situation = _fail_attempt(conditions, len(found) + 1, ended, seed)
         found.append(
             RecordedAttempt(
                 0, began, ended, "FAILED", MeasuredValues(), policy=policy, situation=situation, action="stop"
